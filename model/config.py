@@ -116,8 +116,10 @@ class ModelConfig:
     carried: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
+        from model.rules import BrokenRules
+
         if found := self.problems():
-            raise ValueError("the model's sizes do not fit together:\n  " + "\n  ".join(found))
+            raise BrokenRules(found)
 
     @classmethod
     def from_released(cls, document: dict) -> ModelConfig:

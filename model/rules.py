@@ -17,6 +17,14 @@ POSITIVE = (
 ENGRAM_POSITIVE = "engram_vocab_size engram_n_heads engram_head_dim".split()
 
 
+class BrokenRules(ValueError):
+    """A model whose sizes do not fit together; `problems` holds one message a broken rule."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("the model's sizes do not fit together:\n  " + "\n  ".join(problems))
+        self.problems = problems
+
+
 def broken_rules(c: ModelConfig) -> list[str]:
     """All rules that `c` breaks, as messages for a person; empty when it is sound."""
     positive = POSITIVE + (ENGRAM_POSITIVE if c.engram_layer_ids else [])
