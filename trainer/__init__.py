@@ -1,0 +1,1 @@
+"""What one rank does: steps, optimisers, checkpoints, metrics, signals."""

@@ -1,0 +1,150 @@
+"""The trainer's part of a run's configuration, and the rules that its values obey.
+
+Every class has problems(): a list of messages, empty when all is well, each of which names the
+key, its value and the fix. They are collected and shown together, so no rule raises.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+
+def _whole(key: str, value: int, *, least: int) -> list[str]:
+    if value >= least:
+        return []
+    return [f"{key}={value} is too small; use a whole number of {least} or more"]
+
+
+def _number(
+    key: str, value: float, *, low: float, below: float = math.inf, low_allowed: bool = True
+) -> list[str]:
+    """A finite number in [low, below), or in (low, below)."""
+    if math.isfinite(value) and value < below and (value > low or (low_allowed and value == low)):
+        return []
+    lower = f"at least {low:g}" if low_allowed else f"above {low:g}"
+    upper = "" if math.isinf(below) else f" and below {below:g}"
+    return [f"{key}={value} is out of range; use a number {lower}{upper}"]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How many steps, and how much data each one takes.
+
+    A step takes packs_per_step packs over all ranks, in micro-batches of packs_per_micro_batch;
+    how they are split changes memory and speed, not the gradients. threads: CPU threads of one
+    rank; None leaves torch's choice.
+    """
+
+    steps: int
+    packs_per_step: int
+    packs_per_micro_batch: int = 1
+    clip_norm: float = 1.0  # inf = only measure
+    threads: int | None = None
+
+    def problems(self) -> list[str]:
+        found = _whole("train.steps", self.steps, least=1)
+        found += _whole("train.packs_per_step", self.packs_per_step, least=1)
+        found += _whole("train.packs_per_micro_batch", self.packs_per_micro_batch, least=1)
+        if not self.clip_norm > 0:
+            found.append(
+                f"train.clip_norm={self.clip_norm} must be above 0; "
+                "use 1.0, or .inf for no clipping"
+            )
+        if self.threads is not None:
+            found += _whole("train.threads", self.threads, least=1)
+        return found
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Evaluation on held-out packs: every N steps (0 = never) and after the last step."""
+
+    every: int = 0
+    packs: int = 8
+
+    def problems(self) -> list[str]:
+        found = _whole("eval.every", self.every, least=0)
+        return found + _whole("eval.packs", self.packs, least=1)
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW for the parameters, touched-rows Adam for the Engram tables, one schedule for both.
+
+    lr is the peak. Counted in steps: linear warm-up, constant, cosine down to final_lr, then
+    constant; decay_steps=0 keeps lr for ever. Tables learn at lr * table_lr_multiplier.
+    """
+
+    name: Literal["adamw"]
+    lr: float
+    warmup_steps: int
+    hold_steps: int
+    decay_steps: int
+    final_lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    table_lr_multiplier: float
+
+    def problems(self) -> list[str]:
+        found = []
+        if self.name != "adamw":
+            found.append(f"optim.name={self.name} is unknown; use adamw")
+        found += _number("optim.lr", self.lr, low=0, low_allowed=False)
+        found += _whole("optim.warmup_steps", self.warmup_steps, least=0)
+        found += _whole("optim.hold_steps", self.hold_steps, least=0)
+        found += _whole("optim.decay_steps", self.decay_steps, least=0)
+        found += _number("optim.final_lr", self.final_lr, low=0)
+        if self.final_lr > self.lr:
+            found.append(
+                f"optim.final_lr={self.final_lr} is above optim.lr={self.lr}; "
+                "the rate decays from lr to final_lr, so lower final_lr"
+            )
+        found += _number("optim.beta1", self.beta1, low=0, below=1)
+        found += _number("optim.beta2", self.beta2, low=0, below=1)
+        found += _number("optim.eps", self.eps, low=0, low_allowed=False)
+        found += _number("optim.weight_decay", self.weight_decay, low=0)
+        found += _number("optim.table_lr_multiplier", self.table_lr_multiplier, low=0)
+        return found
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """The mesh: dp_replicate copies of the model, each sharded over dp_shard ranks."""
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+
+    @property
+    def world(self) -> int:
+        """Ranks that this mesh needs."""
+        return self.dp_replicate * self.dp_shard
+
+    def problems(self) -> list[str]:
+        found = _whole("parallel.dp_replicate", self.dp_replicate, least=1)
+        return found + _whole("parallel.dp_shard", self.dp_shard, least=1)
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """A checkpoint every N steps (0 = only the last); the newest `keep` good ones stay."""
+
+    every: int
+    keep: int = 2
+
+    def problems(self) -> list[str]:
+        found = _whole("checkpoint.every", self.every, least=0)
+        return found + _whole("checkpoint.keep", self.keep, least=1)
+
+
+@dataclass(frozen=True)
+class LoggingConfig:
+    """A metrics record and a progress line every N steps, and after the last step."""
+
+    every: int = 1
+
+    def problems(self) -> list[str]:
+        return _whole("logging.every", self.every, least=1)
