@@ -1,0 +1,1 @@
+"""Low-precision number formats: cache rounding in training, decoding of released weights."""
