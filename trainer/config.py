@@ -10,6 +10,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from data.config import DataConfig
+from model.config import ModelConfig
+
 
 def _whole(key: str, value: int, *, least: int) -> list[str]:
     if value >= least:
@@ -148,3 +151,48 @@ class LoggingConfig:
 
     def problems(self) -> list[str]:
         return _whole("logging.every", self.every, least=1)
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """Everything that one rank needs to know to train; identical on all ranks."""
+
+    seed: int
+    model: ModelConfig
+    data: DataConfig
+    optim: OptimConfig
+    parallel: ParallelConfig
+    train: TrainConfig
+    eval: EvalConfig
+    checkpoint: CheckpointConfig
+    logging: LoggingConfig
+
+    def problems(self) -> list[str]:
+        """Rules between the parts; each part's own are its own problems()."""
+        found = []
+        if self.seed < 0:
+            found.append(f"seed={self.seed} is negative; use a whole number of 0 or more")
+        share = self.parallel.world * self.train.packs_per_micro_batch
+        if share > 0 and self.train.packs_per_step % share:
+            found.append(
+                f"train.packs_per_step={self.train.packs_per_step} does not split evenly over "
+                f"{self.parallel.world} ranks (parallel.dp_replicate x parallel.dp_shard) in "
+                f"micro-batches of train.packs_per_micro_batch="
+                f"{self.train.packs_per_micro_batch}; use a multiple of {share}"
+            )
+        if self.data.pack_length % self.model.alignment:
+            found.append(
+                f"data.pack_length={self.data.pack_length} is not a multiple of "
+                f"{self.model.alignment}, the least common multiple of the model's compression "
+                f"ratios; use {_round_up(self.data.pack_length, self.model.alignment)}"
+            )
+        if self.data.pack_length > self.model.max_position_embeddings:
+            found.append(
+                f"data.pack_length={self.data.pack_length} exceeds "
+                f"model.max_position_embeddings={self.model.max_position_embeddings}; shorten it"
+            )
+        return found
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return max(1, -(-value // multiple)) * multiple

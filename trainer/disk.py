@@ -1,0 +1,71 @@
+"""What a full or read-only disk looks like to a person."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+
+class DiskError(Exception):
+    """Writing the run's output failed; the message names the disk and the fix.
+
+    full: no space is left, or would not be; otherwise the disk refuses (read-only, permissions,
+    hardware).
+    """
+
+    def __init__(self, message: str, *, full: bool) -> None:
+        super().__init__(message)
+        self.full = full
+
+
+def disk_error(error: OSError, *, doing: str, path: Path) -> DiskError:
+    """The DiskError for `error`, met while `doing` something ("saving step 8") below `path`."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    where = describe_disk(path)
+    if full:
+        return DiskError(
+            f"No space left while {doing}: {where}. Free space there, then resume.", full=True
+        )
+    return DiskError(
+        f"Cannot write while {doing}: {error.strerror or error} ({error.filename or path}); "
+        f"{where}. Make it writable, or choose another runs_dir.",
+        full=False,
+    )
+
+
+def describe_disk(path: Path) -> str:
+    """The mount point of `path` and what is free on it, as words."""
+    existing = nearest_existing(path)
+    free = shutil.disk_usage(existing).free
+    return f"the disk at {mount_point(existing)} has {megabytes(free)} free"
+
+
+def mount_point(path: Path) -> Path:
+    """The root of the file system that `path` is on."""
+    current = path.resolve()
+    while not os.path.ismount(current):
+        current = current.parent
+    return current
+
+
+def nearest_existing(path: Path) -> Path:
+    """`path`, or its closest parent that exists."""
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def megabytes(size: int) -> str:
+    """A number of bytes in whole MB (10**6), at least 1 unless zero."""
+    return f"{-(-size // 10**6):,} MB"
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in `folder` durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,104 @@
+"""AdamW over the model's parameters: which group each one is in, and its state by name.
+
+Groups. With weight decay: matrices and norms. Without: embedding, head, biases, attention sinks,
+the base and scale of the hyper-connections, Engram's query and key weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from trainer.config import OptimConfig
+
+Group = Literal["decay", "no_decay"]
+
+_NO_DECAY = re.compile(
+    r"(^|\.)(embed\.weight|head\.weight|attn_sink|bias|bias_vl"
+    r"|hc_(attn|ffn)[._](base|scale)|engram[._](q|k)_weight)$"
+)
+_NORM = re.compile(r"(^|[._])norm\d*\.weight$")
+
+
+def group_of(name: str, parameter: Tensor) -> Group:
+    """The group of a parameter, by its released name and its number of dimensions.
+
+    Raises ValueError for a vector that no rule names: deciding whether a new kind of parameter
+    decays is for whoever adds it.
+    """
+    if _NO_DECAY.search(name):
+        return "no_decay"
+    if _NORM.search(name) or parameter.dim() >= 2:
+        return "decay"
+    raise ValueError(
+        f"no weight-decay rule covers parameter {name} {tuple(parameter.shape)}; "
+        "add its name to the groups in trainer/optim.py"
+    )
+
+
+def build_adamw(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
+    """AdamW over every parameter of `model` that takes a gradient, its state allocated at once.
+
+    A group's options hold "name" (decay or no_decay) and, in order, "param_names". The fused
+    kernel is bit-repeatable on CPUs for any number of threads; it takes plain tensors or DTensors
+    but not both in one call, hence up to four groups. State that exists from the start can be
+    loaded in place and counted before the first step.
+    """
+    members: dict[tuple[Group, bool], list[tuple[str, nn.Parameter]]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            key = (group_of(name, parameter), isinstance(parameter, DTensor))
+            members.setdefault(key, []).append((name, parameter))
+    decay: dict[Group, float] = {"decay": optim.weight_decay, "no_decay": 0.0}
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": named, "name": group, "weight_decay": decay[group]}
+            for (group, _), named in members.items()
+        ],
+        lr=optim.lr,
+        betas=(optim.beta1, optim.beta2),
+        eps=optim.eps,
+        fused=True,
+    )
+    for _, parameter in named_parameters(optimizer):
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer
+
+
+def named_parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """(name, parameter) over all groups of an optimiser built from named parameters."""
+    for group in optimizer.param_groups:
+        yield from zip(group["param_names"], group["params"], strict=True)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The live state tensors as "parameter name/state name"; writing into them restores it."""
+    return {
+        f"{name}/{key}": value
+        for name, parameter in named_parameters(optimizer)
+        for key, value in optimizer.state[parameter].items()
+    }
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Use `lr` for the next step of every group."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def group_table(optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, str]]:
+    """(parameter name, group name) of everything that AdamW trains, sorted by name."""
+    return sorted(
+        (name, group["name"])
+        for group in optimizer.param_groups
+        for name in group["param_names"]
+    )

@@ -1,0 +1,63 @@
+"""The collectives of the trainer, all of them, behind one small class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This rank among `world`; every method is a no-op for one rank, without a process group.
+
+    With more ranks the default process group must exist, and every rank must make the same calls
+    in the same order.
+    """
+
+    rank: int = 0
+    world: int = 1
+
+    @classmethod
+    def from_process_group(cls) -> Ranks:
+        """The ranks of the default process group; a single rank when there is none."""
+        if not dist.is_initialized():
+            return cls()
+        return cls(rank=dist.get_rank(), world=dist.get_world_size())
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank is the one that writes shared files and speaks."""
+        return self.rank == 0
+
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        """Sum of `tensor` over the ranks, in place; returns it."""
+        if self.world > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says so: the same answer on every rank."""
+        if self.world == 1:
+            return flag
+        votes = torch.tensor([flag], dtype=torch.int32)
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX)
+        return bool(votes.item())
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        if self.world > 1:
+            dist.barrier()
+
+    def from_first(self, value: T) -> T:
+        """Rank 0's value (anything that pickles), on every rank."""
+        if self.world == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
