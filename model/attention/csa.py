@@ -1,0 +1,148 @@
+"""CSA2 attention: a local window plus compressed entries chosen by the indexer.
+
+Four roles by layer. window: no compressed entries. source: owns compressor and indexer, publishes
+compressed KV, index keys and a selection. reindex: reuses KV and keys, publishes a new selection.
+reuse: reuses everything. What a source publishes belongs to one forward of one micro-batch; its
+gradient is the sum over all consumers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from model.attention.compressor import Compressor
+from model.attention.indexer import Candidates, Indexer
+from model.attention.sparse import sparse_attention
+from model.config import ModelConfig
+from model.layout import Layout, VisibleRange
+from model.norm import RMSNorm
+from model.quantization.cache import fp8_fake_quant, nvfp4_fake_quant
+from model.rope import rotate, rotation
+
+
+@dataclass(frozen=True)
+class AttentionContext:
+    """What all layers of one micro-batch share, made once from its layout."""
+
+    layout: Layout
+    plain: Tensor  # [T, rope_dim / 2] complex64, ratio-0 layers
+    yarn: Tensor  # [T, rope_dim / 2] complex64, every other layer
+    visible: dict[int, VisibleRange]  # by ratio
+
+    @classmethod
+    def of(cls, layout: Layout, plain: Tensor, yarn: Tensor, ratios: tuple[int, ...]):
+        return cls(
+            layout=layout,
+            plain=rotation(plain, layout.position),
+            yarn=rotation(yarn, layout.position),
+            visible={r: layout.visible(r) for r in ratios},
+        )
+
+
+class SharedKV(NamedTuple):
+    """What the latest sources published. Tensors of all micro-batch rows, entries flat."""
+
+    entries: Tensor  # [G, head_dim] compressed KV; carries gradient
+    keys: Tensor  # [G, index_head_dim]
+    selected: Tensor  # [T, index_topk] int64, -1 where absent
+    candidates: Candidates | None
+
+
+class CSAttention(nn.Module):
+    """One layer's attention over x [T, D] -> (output [T, D], what it publishes or None)."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.role = config.role(layer)
+        self.ratio = config.ratio(layer)
+        self.makes_candidates = layer == config.candidate_source_layer_id
+        self.uses_candidates = config.uses_candidates(layer)
+        self.heads, self.dim = config.num_attention_heads, config.head_dim
+        self.window, self.groups = config.sliding_window, config.o_groups
+        self.qat = config.qat
+        self.workspace_bytes = config.workspace_mb << 20
+        eps, width = config.rms_norm_eps, config.hidden_size
+        self.wq_a = nn.Linear(width, config.q_lora_rank, bias=False)
+        self.q_norm = RMSNorm(config.q_lora_rank, eps)
+        self.wq_b = nn.Linear(config.q_lora_rank, self.heads * self.dim, bias=False)
+        self.wkv = nn.Linear(width, self.dim, bias=False)
+        self.kv_norm = RMSNorm(self.dim, eps)
+        group_in = self.heads * self.dim // self.groups
+        self.wo_a = nn.Linear(group_in, self.groups * config.o_lora_rank, bias=False)
+        self.wo_b = nn.Linear(self.groups * config.o_lora_rank, width, bias=False)
+        self.attn_sink = nn.Parameter(torch.empty(self.heads))
+        if self.role == "source":
+            self.compressor = Compressor(config, self.ratio)
+        if self.role in ("source", "reindex"):
+            self.indexer = Indexer(config, makes_keys=self.role == "source")
+
+    def forward(
+        self, x: Tensor, context: AttentionContext, shared: SharedKV | None
+    ) -> tuple[Tensor, SharedKV | None]:
+        turn = context.yarn if self.ratio else context.plain
+        q_latent = self.q_norm(self.wq_a(x))
+        q = rotate(self.wq_b(q_latent).unflatten(-1, (self.heads, self.dim)), turn)
+        kv = rotate(self.kv_norm(self.wkv(x)), turn)
+        if self.qat.window_fp8:
+            kv = fp8_fake_quant(kv)
+        published = None
+        if self.role in ("source", "reindex"):
+            shared = published = self._publish(x, q_latent, context, shared)
+        in_use = shared if self.ratio else None
+        out = sparse_attention(
+            q,
+            kv,
+            self.attn_sink,
+            context.layout.start,
+            window=self.window,
+            workspace_bytes=self.workspace_bytes,
+            entries=None if in_use is None else in_use.entries,
+            selected=None if in_use is None else in_use.selected,
+        )
+        out = rotate(out, turn.conj())
+        return self.wo_b(self._grouped_output(out)), published
+
+    def _publish(
+        self, x: Tensor, q_latent: Tensor, context: AttentionContext, shared: SharedKV | None
+    ) -> SharedKV:
+        seen = context.visible[self.ratio]
+        # The entry of group g stands at position g * ratio of its document.
+        group_turn = context.yarn[:: self.ratio]
+        if self.role == "source":
+            latent = self.compressor(x)
+            entries = rotate(latent, group_turn)
+            if self.qat.main_fp4:
+                entries = nvfp4_fake_quant(entries)
+            with torch.no_grad():
+                keys = self.indexer.keys(latent, group_turn)
+            pool = None
+        else:
+            assert shared is not None, "a reindexing layer follows a KV source"
+            entries, keys, pool = shared.entries, shared.keys, shared.candidates
+        with torch.no_grad():
+            q, weights = self.indexer.queries(x, q_latent, context.yarn)
+            selected, made = self.indexer.select(
+                q,
+                weights,
+                keys,
+                seen,
+                pool=pool if self.uses_candidates else None,
+                origin=self._origin(context) if self.makes_candidates else None,
+            )
+        return SharedKV(entries, keys, selected, made if self.makes_candidates else pool)
+
+    def _origin(self, context: AttentionContext) -> Tensor:
+        """[G] the first entry of each entry's own document (itself on padding)."""
+        first = context.layout.start[:: self.ratio] // self.ratio
+        own = torch.arange(len(first), device=first.device)
+        return torch.where(context.layout.live[:: self.ratio], first, own)
+
+    def _grouped_output(self, out: Tensor) -> Tensor:
+        """Block-diagonal wo_a: each group's heads to its own o_lora channels -> [T, groups*o_lora]."""
+        by_group = out.reshape(out.shape[0], self.groups, -1).transpose(0, 1)
+        weight = self.wo_a.weight.unflatten(0, (self.groups, -1))
+        return torch.bmm(by_group, weight.mT).transpose(0, 1).flatten(1)

@@ -1,0 +1,1 @@
+"""Engram: n-gram memory tables, looked up by hashes of the last few tokens."""

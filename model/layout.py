@@ -1,0 +1,79 @@
+"""Where documents lie in the tokens of a micro-batch, laid end to end in one row of T tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """One micro-batch as the loader makes it; every tensor is [B, S].
+
+    `seq_ids` counts documents 1, 2, ... inside a row and is 0 on padding; `position_ids` restart in
+    every document; documents start at multiples of the model's alignment; `token_types` is -1 on
+    text, and 0..3 inside image spans (start, image, newline, end).
+    """
+
+    input_ids: Tensor
+    seq_ids: Tensor
+    position_ids: Tensor
+    token_types: Tensor
+
+
+@dataclass(frozen=True)
+class VisibleRange:
+    """Compressed entries of one ratio that each query may see: flat groups [low, high)."""
+
+    low: Tensor  # [T] int64
+    high: Tensor  # [T] int64, equal to low where nothing is visible
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The documents of T flat tokens. Tensors are [T]; padding tokens see nothing."""
+
+    live: Tensor  # bool: not padding
+    image: Tensor  # bool: inside an image span
+    position: Tensor  # int64, document-local
+    start: Tensor  # int64, flat index of the own document's first token; t + 1 on padding
+
+    @classmethod
+    def of(cls, inputs: ModelInputs) -> Layout:
+        """Lay the rows of `inputs` end to end; their width must be a multiple of the alignment."""
+        live = inputs.seq_ids.flatten() > 0
+        position = inputs.position_ids.flatten()
+        index = torch.arange(live.numel(), device=live.device)
+        return cls(
+            live=live,
+            image=inputs.token_types.flatten() >= 0,
+            position=position,
+            # Past the token itself: then no window key, however near, passes `key >= start`.
+            start=torch.where(live, index - position, index + 1),
+        )
+
+    def visible(self, ratio: int) -> VisibleRange:
+        """Entry g of a document is visible to its position t when g < floor((t + 1) / ratio).
+
+        A group that the document's end cuts short is never visible, since it would need a position
+        past the end; so its contents need no mask.
+        """
+        low = torch.where(self.live, self.start // ratio, 0)
+        count = torch.where(self.live, (self.position + 1) // ratio, 0)
+        return VisibleRange(low, low + count)
+
+
+def pad_rows(inputs: ModelInputs, width: int, *, pad_token_id: int) -> ModelInputs:
+    """Widen every row to `width` columns of padding at its right."""
+    extra = width - inputs.input_ids.shape[1]
+    if extra == 0:
+        return inputs
+    return ModelInputs(
+        input_ids=F.pad(inputs.input_ids, (0, extra), value=pad_token_id),
+        seq_ids=F.pad(inputs.seq_ids, (0, extra)),
+        position_ids=F.pad(inputs.position_ids, (0, extra)),
+        token_types=F.pad(inputs.token_types, (0, extra), value=-1),
+    )

@@ -1,0 +1,53 @@
+"""The router: fp32 scores, a choice steered by per-modality biases, normalised weights."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.config import ModelConfig
+
+SMALLEST_SUM = 1e-20
+
+
+class Routing(NamedTuple):
+    """For T tokens and k experts each."""
+
+    experts: Tensor  # [T, k] int64; n_routed_experts on padding, which is not routed
+    weights: Tensor  # [T, k] fp32, with gradient to the router
+    counts: Tensor  # [E] int64 tokens per expert, padding not counted
+
+
+class Router(nn.Module):
+    """s = sqrt(softplus(gate x)); top-k of s + bias; weights = s_chosen / sum * scaling.
+
+    The biases (`bias` for text, `bias_vl` for tokens of image spans) only steer the choice and have
+    no gradient: they are buffers.
+    """
+
+    bias: Tensor
+    bias_vl: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.experts = config.n_routed_experts
+        self.k = config.num_experts_per_tok
+        self.scaling = config.routed_scaling_factor
+        self.weight = nn.Parameter(torch.empty(self.experts, config.hidden_size))
+        self.register_buffer("bias", torch.zeros(self.experts))
+        self.register_buffer("bias_vl", torch.zeros(self.experts))
+
+    def forward(self, x: Tensor, live: Tensor, image: Tensor) -> Routing:
+        """x [T, D]; live and image [T] bool."""
+        scores = F.softplus(F.linear(x.float(), self.weight.float())).sqrt()
+        with torch.no_grad():
+            bias = torch.where(image[:, None], self.bias_vl, self.bias)
+            chosen = (scores + bias).topk(self.k, dim=-1).indices
+        picked = scores.gather(-1, chosen)
+        weights = picked / (picked.sum(-1, keepdim=True) + SMALLEST_SUM) * self.scaling
+        experts = chosen.masked_fill(~live[:, None], self.experts)
+        counts = torch.bincount(experts.flatten(), minlength=self.experts + 1)[: self.experts]
+        return Routing(experts, weights, counts)

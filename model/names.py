@@ -1,0 +1,72 @@
+"""Released tensor names and ours: one rule each way.
+
+Ours follow the released ones but for three things: the mHC parameters live in modules
+(`hc_attn.fn`, released `hc_attn_fn`), routed experts are stacked in one tensor an operand
+(`ffn.experts.w1` [E, I, D], released `ffn.experts.E.w1.weight`), and Engram tables
+(`layers.N.engram.embed.weight`) live in the store, outside the module tree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from model.engram.store import LocalStore, Window
+from model.transformer import DeepseekV41
+
+
+def released_slots(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The released (name, slice of `tensor`) pairs that our tensor `name` consists of."""
+    if m := re.fullmatch(r"(.*\.ffn\.experts)\.(w[123])", name):
+        for e, part in enumerate(tensor):
+            yield f"{m[1]}.{e}.{m[2]}.weight", part
+    else:
+        yield re.sub(r"\.hc_(attn|ffn)\.", r".hc_\1_", name), tensor
+
+
+def table_name(layer: int) -> str:
+    """The released name of an Engram layer's table."""
+    return f"layers.{layer}.engram.embed.weight"
+
+
+@torch.no_grad()
+def load_released(model: DeepseekV41, store: LocalStore, tensors: dict[str, Tensor]) -> None:
+    """Copy unquantised released tensors into the model and its tables.
+
+    ValueError lists every missing or surplus name and every wrong shape; nothing is copied then.
+    """
+    slots = dict(_slots(model))
+    slots |= {table_name(n): w for n, w in zip(store.layers, store.weight, strict=True)}
+    faults = [f"{n} is missing" for n in sorted(slots.keys() - tensors.keys())]
+    faults += [f"{n} belongs to no part of this model" for n in sorted(tensors.keys() - slots.keys())]
+    for name in sorted(slots.keys() & tensors.keys()):
+        if slots[name].shape != tensors[name].shape:
+            faults.append(
+                f"{name} has shape {list(tensors[name].shape)}, not {list(slots[name].shape)}"
+            )
+    if faults:
+        raise ValueError("these weights do not fit the model:\n  " + "\n  ".join(faults))
+    for name, slot in slots.items():
+        slot.copy_(tensors[name])
+
+
+def released_gradients(model: DeepseekV41, store: LocalStore, window: Window) -> dict[str, Tensor]:
+    """Gradients by released name, tables dense; parameters without a gradient are left out."""
+    out = {}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            out.update(released_slots(name, parameter.grad))
+    for n, weight, ids, grad in zip(
+        store.layers, store.weight, window.ids, window.grads, strict=True
+    ):
+        dense = torch.zeros_like(weight, dtype=torch.float32)
+        out[table_name(n)] = dense.index_copy_(0, ids, grad)
+    return out
+
+
+def _slots(model: DeepseekV41) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        yield from released_slots(name, tensor)

@@ -1,0 +1,39 @@
+"""RMSNorm with an fp32 island: normalise and weigh in fp32, cast once at the end."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class RMSNorm(nn.Module):
+    """x * rsqrt(mean x^2 + eps) * weight over the last dim, in fp32; returned in x's dtype."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(dim))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _RMSNorm.apply(x, self.weight, self.eps)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """Keeps x and one scale a row for backward, instead of autograd's three copies of x."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # type: ignore[override]
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(x, weight, scale)
+        return ((wide * scale) * weight.float()).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[override]
+        x, weight, scale = ctx.saved_tensors
+        grad, unit = grad.float(), x.float() * scale
+        by_unit = grad * weight.float()
+        projection = (by_unit * unit).mean(-1, keepdim=True)
+        grad_x = (by_unit - unit * projection) * scale
+        grad_weight = (grad * unit).flatten(0, -2).sum(0)
+        return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None

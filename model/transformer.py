@@ -1,0 +1,115 @@
+"""The whole text model: embedding, layers over M streams, fp32 head and loss."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.attention.csa import AttentionContext, SharedKV
+from model.block import Block
+from model.config import ModelConfig
+from model.engram.rows import EngramRows
+from model.hyper_connection import read
+from model.layout import Layout, ModelInputs, pad_rows
+from model.loss import cross_entropy_sum
+from model.norm import RMSNorm
+from model.rope import plain_frequencies, yarn_frequencies
+
+
+class ForwardOutput(NamedTuple):
+    loss_sum: Tensor | None  # fp32 scalar, summed over valid labels; None without labels
+    logits: Tensor | None  # [B, S, V] fp32; None with labels
+    expert_counts: Tensor  # [L, E] int64, routed tokens
+    engram_gate_mean: Tensor  # [Engram layers] fp32, over live text tokens
+
+
+class Head(nn.Module):
+    """The output projection, fp32 whatever the model's type; a module so that it can be sharded
+    apart from the rest."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.workspace_bytes = config.workspace_mb << 20
+
+    def forward(self, hidden: Tensor, labels: Tensor | None) -> Tensor:
+        """hidden [T, D] -> summed loss over labels [T], or logits [T, V] without them."""
+        if labels is None:
+            return F.linear(hidden.float(), self.weight)
+        return cross_entropy_sum(
+            hidden, self.weight, labels, workspace_bytes=self.workspace_bytes
+        )
+
+
+class DeepseekV41(nn.Module):
+    """DeepSeek-V4.1 over packed rows of documents.
+
+    forward takes [B, S] inputs; S need not be a multiple of the alignment, rows are widened with
+    padding inside. `engram` holds one EngramRows for each Engram layer, in layer order.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config, n) for n in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.head = Head(config)
+        for name, parameter in self.named_parameters():
+            if ".indexer." in name:  # the choice of entries carries no gradient
+                parameter.requires_grad_(False)
+
+    def forward(
+        self,
+        inputs: ModelInputs,
+        *,
+        engram: list[EngramRows],
+        labels: Tensor | None = None,
+    ) -> ForwardOutput:
+        c = self.config
+        rows, columns = inputs.input_ids.shape
+        width = columns + -columns % c.alignment
+        wide = pad_rows(inputs, width, pad_token_id=c.pad_token_id)
+        engram = [_pad_engram(r, width) for r in engram]
+        context = AttentionContext.of(
+            Layout.of(wide),
+            plain_frequencies(c).to(wide.input_ids.device),
+            yarn_frequencies(c).to(wide.input_ids.device),
+            c.active_ratios,
+        )
+        hidden, counts, gates = self._run_layers(wide.input_ids.flatten(), context, engram)
+        if labels is None:
+            logits = self.head(hidden, None).unflatten(0, (rows, width))[:, :columns]
+            return ForwardOutput(None, logits, counts, gates)
+        flat = F.pad(labels, (0, width - columns), value=-100).flatten()
+        return ForwardOutput(self.head(hidden, flat), None, counts, gates)
+
+    def _run_layers(
+        self, ids: Tensor, context: AttentionContext, engram: list[EngramRows]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        c = self.config
+        streams = self.embed(ids)[:, None].expand(-1, c.hc_mult, -1).contiguous()
+        pre = F.one_hot(ids.new_zeros(ids.shape), c.hc_mult).float()
+        row_of = dict(zip(c.engram_layers, engram, strict=True))
+        shared: SharedKV | None = None
+        counts, gates = [], []
+        for n, layer in enumerate(self.layers):
+            out = layer(streams, pre, context, shared, row_of.get(n))
+            streams, pre = out.streams, out.pre
+            shared = out.published or shared
+            counts.append(out.expert_counts)
+            if out.engram_gate_mean is not None:
+                gates.append(out.engram_gate_mean)
+        hidden = self.norm(read(streams, pre))
+        return hidden, torch.stack(counts), torch.stack(gates) if gates else hidden.new_zeros(0)
+
+
+def _pad_engram(rows: EngramRows, width: int) -> EngramRows:
+    """Row 0 for the new columns: their gate is 0, so nothing is read from it or added to it."""
+    extra = width - rows.inverse.shape[1]
+    if extra == 0:
+        return rows
+    return EngramRows(rows.values, F.pad(rows.inverse, (0, 0, 0, extra)), rows.grad_buffer)
