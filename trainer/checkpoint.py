@@ -14,12 +14,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
-from trainer.disk import DiskError, describe_disk, disk_error, megabytes, sync_folder
-from trainer.disk import nearest_existing
+from trainer.disk import (
+    DiskError,
+    describe_disk,
+    disk_error,
+    megabytes,
+    nearest_existing,
+    sync_folder,
+)
 from trainer.manifest import damage, write_manifest
 from trainer.ranks import Ranks
 from trainer.state import TrainState
@@ -135,11 +144,11 @@ class Checkpoints:
 
         Raises ValueError when names, shapes or dtypes differ from what was saved.
         """
-        reader = dcp.FileSystemReader(folder)
+        reader = FileSystemReader(folder)
         saved = {
             name: (tuple(entry.size), entry.properties.dtype)
             for name, entry in reader.read_metadata().state_dict_metadata.items()
-            if hasattr(entry, "size")
+            if isinstance(entry, TensorStorageMetadata)
         }
         wanted = {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}
         if saved != wanted:
@@ -150,7 +159,7 @@ class Checkpoints:
                 f"differ in name, shape or dtype ({listed}). Use the configuration that wrote it."
             )
         with _quiet():
-            dcp.load(dict(tensors), storage_reader=reader, no_dist=self._ranks.world == 1)
+            load(dict(tensors), storage_reader=reader, no_dist=self._ranks.world == 1)
         return TrainState.read(folder)
 
     def _newest(self) -> tuple[Path | None, str]:
@@ -206,7 +215,7 @@ def tensor_bytes(tensors: Mapping[str, Tensor]) -> int:
 def _save_tensors(folder: Path, tensors: Mapping[str, Tensor], *, one_rank: bool) -> None:
     try:
         with _quiet():
-            dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(folder), no_dist=one_rank)
+            save(dict(tensors), storage_writer=FileSystemWriter(folder), no_dist=one_rank)
     except CheckpointException as failure:
         raise _os_error(failure) or RuntimeError(str(failure)) from failure
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from data.config import DataConfig
+from data.order import sharing_problems
 from model.config import ModelConfig
 
 
@@ -172,27 +173,16 @@ class TrainerConfig:
         found = []
         if self.seed < 0:
             found.append(f"seed={self.seed} is negative; use a whole number of 0 or more")
-        share = self.parallel.world * self.train.packs_per_micro_batch
-        if share > 0 and self.train.packs_per_step % share:
-            found.append(
-                f"train.packs_per_step={self.train.packs_per_step} does not split evenly over "
-                f"{self.parallel.world} ranks (parallel.dp_replicate x parallel.dp_shard) in "
-                f"micro-batches of train.packs_per_micro_batch="
-                f"{self.train.packs_per_micro_batch}; use a multiple of {share}"
+        if self.parallel.world > 0 and self.train.packs_per_micro_batch > 0:
+            found += sharing_problems(
+                packs_per_step=self.train.packs_per_step,
+                packs_per_micro_batch=self.train.packs_per_micro_batch,
+                ranks=self.parallel.world,
             )
-        if self.data.pack_length % self.model.alignment:
-            found.append(
-                f"data.pack_length={self.data.pack_length} is not a multiple of "
-                f"{self.model.alignment}, the least common multiple of the model's compression "
-                f"ratios; use {_round_up(self.data.pack_length, self.model.alignment)}"
-            )
+        found += self.data.model_problems(self.model)
         if self.data.pack_length > self.model.max_position_embeddings:
             found.append(
                 f"data.pack_length={self.data.pack_length} exceeds "
                 f"model.max_position_embeddings={self.model.max_position_embeddings}; shorten it"
             )
         return found
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return max(1, -(-value // multiple)) * multiple

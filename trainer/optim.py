@@ -7,7 +7,7 @@ the base and scale of the hyper-connections, Engram's query and key weights.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -93,12 +93,3 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Use `lr` for the next step of every group."""
     for group in optimizer.param_groups:
         group["lr"] = lr
-
-
-def group_table(optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, str]]:
-    """(parameter name, group name) of everything that AdamW trains, sorted by name."""
-    return sorted(
-        (name, group["name"])
-        for group in optimizer.param_groups
-        for name in group["param_names"]
-    )

@@ -1,0 +1,81 @@
+import dataclasses
+import math
+
+import pytest
+
+from trainer.config import (
+    CheckpointConfig,
+    EvalConfig,
+    LoggingConfig,
+    OptimConfig,
+    ParallelConfig,
+    TrainConfig,
+)
+
+OPTIM = OptimConfig(
+    name="adamw",
+    lr=3e-4,
+    warmup_steps=10,
+    hold_steps=20,
+    decay_steps=30,
+    final_lr=3e-5,
+    beta1=0.9,
+    beta2=0.95,
+    eps=1e-8,
+    weight_decay=0.1,
+    table_lr_multiplier=5.0,
+)
+
+
+def test_sound_configurations_have_no_problems():
+    sound = [
+        OPTIM,
+        TrainConfig(steps=1, packs_per_step=1, clip_norm=math.inf),
+        EvalConfig(),
+        ParallelConfig(),
+        CheckpointConfig(every=0),
+        LoggingConfig(),
+    ]
+    assert [part.problems() for part in sound] == [[]] * len(sound)
+
+
+@pytest.mark.parametrize(
+    ("part", "key"),
+    [
+        (TrainConfig(steps=0, packs_per_step=1), "train.steps=0"),
+        (TrainConfig(steps=1, packs_per_step=-3), "train.packs_per_step=-3"),
+        (
+            TrainConfig(steps=1, packs_per_step=1, packs_per_micro_batch=0),
+            "train.packs_per_micro_batch=0",
+        ),
+        (TrainConfig(steps=1, packs_per_step=1, clip_norm=0.0), "train.clip_norm=0.0"),
+        (TrainConfig(steps=1, packs_per_step=1, clip_norm=math.nan), "train.clip_norm=nan"),
+        (TrainConfig(steps=1, packs_per_step=1, threads=0), "train.threads=0"),
+        (EvalConfig(every=-1), "eval.every=-1"),
+        (EvalConfig(packs=0), "eval.packs=0"),
+        (ParallelConfig(dp_shard=0), "parallel.dp_shard=0"),
+        (ParallelConfig(dp_replicate=0), "parallel.dp_replicate=0"),
+        (CheckpointConfig(every=-1), "checkpoint.every=-1"),
+        (CheckpointConfig(every=1, keep=0), "checkpoint.keep=0"),
+        (LoggingConfig(every=0), "logging.every=0"),
+        (dataclasses.replace(OPTIM, lr=0.0, final_lr=0.0), "optim.lr=0.0"),
+        (dataclasses.replace(OPTIM, lr=math.inf), "optim.lr=inf"),
+        (dataclasses.replace(OPTIM, final_lr=1e-3), "optim.final_lr=0.001"),
+        (dataclasses.replace(OPTIM, beta1=1.0), "optim.beta1=1.0"),
+        (dataclasses.replace(OPTIM, beta2=-0.1), "optim.beta2=-0.1"),
+        (dataclasses.replace(OPTIM, eps=0.0), "optim.eps=0.0"),
+        (dataclasses.replace(OPTIM, weight_decay=math.nan), "optim.weight_decay=nan"),
+        (dataclasses.replace(OPTIM, table_lr_multiplier=-1.0), "optim.table_lr_multiplier=-1.0"),
+        (dataclasses.replace(OPTIM, name="muon"), "optim.name=muon"),
+        (dataclasses.replace(OPTIM, warmup_steps=-1), "optim.warmup_steps=-1"),
+    ],
+)
+def test_each_bad_value_is_named_once_with_its_value(part, key):
+    problems = part.problems()
+    assert len(problems) == 1
+    assert problems[0].startswith(key + " ")
+
+
+def test_all_problems_of_a_part_are_reported_together():
+    problems = TrainConfig(steps=0, packs_per_step=0, packs_per_micro_batch=0).problems()
+    assert len(problems) == 3
