@@ -1,0 +1,1 @@
+"""`dsv41 verify`: does this installation, on this machine, compute what a reference computed?"""

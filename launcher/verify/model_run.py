@@ -1,0 +1,102 @@
+"""One forward and backward of a model case on this installation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from data.tokenizer import load_token_map
+from launcher.verify.case import Case, CaseError, Tensors, Unsupported
+from launcher.verify.documents import Documents, place
+from launcher.verify.trace import tracing
+from model.config import ModelConfig, QatConfig
+from model.engram.hashing import HashGeometry, hash_rows
+from model.engram.store import LocalStore
+from model.engram.token_map import check_compressed_size, compress
+from model.loss import IGNORED
+from model.names import load_released, released_gradients
+from model.transformer import DeepseekV41
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything there is to compare, under the reference's names.
+
+    `outputs`: what layers gave and `engram_rows.N`, [B, W, ...] in aligned columns; `logits`
+    [B, W, V]; `loss` [1], the mean over labels; `gradients` of that mean by released name.
+    """
+
+    documents: Documents
+    outputs: dict[str, Tensor]
+    logits: Tensor
+    loss: Tensor
+    gradients: dict[str, Tensor]
+
+
+def run(case: Case) -> Run:
+    """Compute a case. Unsupported or CaseError when it asks for what is not here or is unsound."""
+    if case.document.get("dtype", "float32") != "float32":
+        raise Unsupported(f"dtype {case.document['dtype']} is not supported yet")
+    config = _config(case)
+    documents = place(case.tensors("inputs.safetensors"), config)
+    if config.vision.num_hidden_layers:
+        raise Unsupported("a vision tower is not supported yet")
+    rows = engram_rows(case, documents, config)
+    model, store = DeepseekV41(config), LocalStore(config, seed=0)
+    _load(model, store, case.tensors("model.safetensors"))
+
+    window = store.open_window([rows])
+    with tracing(model, documents.inputs) as trace:
+        out = model(documents.inputs, engram=window.rows(0), labels=documents.labels)
+    loss = out.loss_sum / (documents.labels != IGNORED).sum()
+    loss.backward()
+    with torch.no_grad():
+        logits = model(documents.inputs, engram=window.rows(0)).logits
+    for index, layer in enumerate(store.layers):
+        trace.outputs[f"engram_rows.{layer}"] = rows[:, :, index]
+    return Run(
+        documents=documents,
+        outputs=trace.outputs,
+        logits=logits,
+        loss=loss.detach().reshape(1),
+        gradients=released_gradients(model, store, window),
+    )
+
+
+def engram_rows(case: Case, documents: Documents, config: ModelConfig) -> Tensor:
+    """Table rows of every token by the case's own tokenizer: [B, W, Engram layers, columns]."""
+    inputs = documents.inputs
+    if not config.engram_layers:
+        return torch.zeros(*inputs.input_ids.shape, 0, 0, dtype=torch.int64)
+    if not case.has("tokenizer.json"):
+        raise CaseError(f"{case.folder / 'tokenizer.json'} is missing")
+    try:
+        token_map = load_token_map(str(case.folder / "tokenizer.json"))
+        check_compressed_size(token_map, expected=config.engram_compressed_vocab_size)
+        rows = hash_rows(
+            HashGeometry.from_config(config),
+            compress(token_map, inputs.input_ids.numpy()),
+            seq_ids=inputs.seq_ids.numpy(),
+            pad_id=int(token_map[config.engram_pad_token_id]),
+        )
+    except ValueError as error:
+        raise CaseError(f"{case.folder}: {error}") from None
+    return torch.from_numpy(rows)
+
+
+def _config(case: Case) -> ModelConfig:
+    quantised = case.document.get("qat", True)
+    try:
+        config = ModelConfig.from_released(case.json("config.json"))
+        return replace(config, qat=QatConfig(quantised, quantised, quantised))
+    except ValueError as error:
+        raise CaseError(f"{case.folder / 'config.json'}: {error}") from None
+
+
+def _load(model: DeepseekV41, store: LocalStore, weights: Tensors) -> None:
+    try:
+        load_released(model, store, weights)
+    except ValueError as error:
+        raise CaseError(f"{weights.path}: {error}") from None
