@@ -11,7 +11,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from torch import Tensor
@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from trainer.disk import (
     DiskError,
+    agreed_writes,
     describe_disk,
-    disk_error,
     megabytes,
     nearest_existing,
     sync_folder,
@@ -193,18 +193,8 @@ class Checkpoints:
             path.rename(leaving)
             shutil.rmtree(leaving)
 
-    @contextmanager
-    def _agreed(self, doing: str) -> Iterator[None]:
-        """Turn a failed write on any rank into DiskError on all of them."""
-        error = None
-        try:
-            yield
-        except OSError as failure:
-            error = disk_error(failure, doing=doing, path=self.folder)
-        except DiskError as failure:
-            error = failure
-        if self._ranks.any(error is not None):
-            raise error or DiskError(f"Another rank could not write while {doing}.", full=False)
+    def _agreed(self, doing: str) -> AbstractContextManager[None]:
+        return agreed_writes(self._ranks, doing=doing, path=self.folder)
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor]) -> int:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from trainer.ranks import Ranks
 
 
 class DiskError(Exception):
@@ -33,6 +37,23 @@ def disk_error(error: OSError, *, doing: str, path: Path) -> DiskError:
         f"{where}. Make it writable, or choose another runs_dir.",
         full=False,
     )
+
+
+@contextmanager
+def agreed_writes(ranks: Ranks, *, doing: str, path: Path) -> Iterator[None]:
+    """Turn a failed write of any rank below `path` into DiskError on all of them.
+
+    All ranks enter together; one that left alone would let the others wait for it for ever.
+    """
+    error = None
+    try:
+        yield
+    except OSError as failure:
+        error = disk_error(failure, doing=doing, path=path)
+    except DiskError as failure:
+        error = failure
+    if ranks.any(error is not None):
+        raise error or DiskError(f"Another rank could not write while {doing}.", full=False)
 
 
 def describe_disk(path: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Protocol
 
@@ -28,13 +27,6 @@ class ProgressView(Protocol):
     def close(self) -> None:
         """Leave the terminal as it was found."""
         ...
-
-
-def open_progress(*, steps: int, first_step: int, say: Say) -> ProgressView:
-    """A bar if standard output is a terminal, else one line per record through `say`."""
-    if sys.stdout.isatty():
-        return BarProgress(steps=steps, first_step=first_step)
-    return LineProgress(steps=steps, say=say)
 
 
 class LineProgress:

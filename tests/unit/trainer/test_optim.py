@@ -1,4 +1,6 @@
 import copy
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,36 +30,8 @@ OPTIM = OptimConfig(
     weight_decay=0.1,
     table_lr_multiplier=5.0,
 )
-CONFIG = ModelConfig(
-    vocab_size=50,
-    hidden_size=16,
-    num_hidden_layers=4,
-    num_attention_heads=2,
-    head_dim=32,
-    qk_rope_head_dim=16,
-    q_lora_rank=8,
-    o_groups=2,
-    o_lora_rank=4,
-    moe_intermediate_size=8,
-    n_routed_experts=4,
-    num_experts_per_tok=2,
-    sliding_window=4,
-    compress_ratios=(0, 2, 2, 1),
-    kv_source_layer_ids=(1, 3),
-    index_source_layer_ids=(1, 3),
-    index_n_heads=2,
-    index_head_dim=32,
-    index_topk=2,
-    candidate_source_layer_id=3,
-    hc_mult=2,
-    engram_layer_ids=(1,),
-    engram_num_embeddings=(60,),
-    engram_max_ngram_size=2,
-    engram_vocab_size=11,
-    engram_compressed_vocab_size=50,
-    engram_n_heads=4,
-    engram_head_dim=8,
-    image_token_id=49,
+CONFIG = ModelConfig.from_released(
+    json.loads((Path(__file__).parents[2] / "golden/tiny_text/config.json").read_text())
 )
 
 # Every kind of parameter that a model can have, layer numbers left out.
@@ -136,7 +110,7 @@ def test_biases_do_not_decay(name):
 
 def test_one_step_is_decoupled_adamw():
     model = nn.ModuleDict({"norm": nn.Linear(3, 2, bias=True)})
-    weight, bias = model["norm"].weight, model["norm"].bias
+    weight, bias = model.get_parameter("norm.weight"), model.get_parameter("norm.bias")
     before = [weight.detach().clone(), bias.detach().clone()]
     optimizer = build_adamw(model, OPTIM)
     set_learning_rate(optimizer, 0.5)

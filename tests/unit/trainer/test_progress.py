@@ -2,14 +2,14 @@ import io
 
 from rich.console import Console
 
-from trainer.progress import BarProgress, LineProgress, duration, open_progress
+from trainer.progress import BarProgress, LineProgress, duration
 
 RECORD = {"step": 7, "loss": 9.8765, "tokens_per_s": 1234.5, "lr": 2.6e-4, "step_s": 0.5}
 
 
 def test_a_pipe_gets_one_plain_line_per_record(capsys):
     lines = []
-    progress = open_progress(steps=400, first_step=1, say=lines.append)
+    progress = LineProgress(steps=400, say=lines.append)
     progress.show(RECORD)
     progress.say("checkpoint saved")
     progress.close()

@@ -1,4 +1,5 @@
 import dataclasses
+from itertools import pairwise
 
 import pytest
 
@@ -35,7 +36,7 @@ def test_the_decay_is_half_a_cosine():
     quarter = middle + (2.6e-4 - 2.6e-5) / 2 * 0.7071067811865476  # cos 45 degrees
     assert learning_rate(7 + 2, OPTIM) == pytest.approx(quarter)
     rates = [learning_rate(step, OPTIM) for step in range(7, 16)]
-    assert all(later < earlier for earlier, later in zip(rates, rates[1:], strict=False))
+    assert all(later < earlier for earlier, later in pairwise(rates))
 
 
 def test_the_floor_is_exact_and_lasts():

@@ -1,0 +1,46 @@
+"""Errors of a run as outcomes: which exit code each one means, and what to tell the user."""
+
+from __future__ import annotations
+
+import torch
+
+from data.errors import DataError
+from trainer.checkpoint import DamagedCheckpointsError
+from trainer.disk import DiskError
+from trainer.exit_codes import ExitCode
+from trainer.outcome import Outcome
+from trainer.step import DivergedError
+
+
+def failure_outcome(error: BaseException, *, step: int) -> Outcome | None:
+    """The outcome that `error` means, met after `step` finished steps; None if it is our bug."""
+    match error:
+        case DataError():
+            return Outcome(ExitCode.BAD_DATA, "bad data", step, str(error))
+        case DiskError(full=True):
+            return Outcome(ExitCode.IO_ERROR, "disk full", step, str(error))
+        case DiskError():
+            return Outcome(ExitCode.CANNOT_CREATE, "cannot write", step, str(error))
+        case DamagedCheckpointsError():
+            return Outcome(ExitCode.IO_ERROR, "damaged checkpoint", step, str(error))
+        case DivergedError():
+            message = (
+                f"Step {step + 1} diverged: {error}. Its update was not made and no checkpoint "
+                "written, so earlier ones are good. Lower optim.lr, lengthen optim.warmup_steps or "
+                "lower train.clip_norm, and start a new run."
+            )
+            return Outcome(ExitCode.DIVERGED, "diverged", step, message)
+        case _ if out_of_memory(error):
+            message = (
+                f"Out of memory after step {step}: {error}. Lower train.packs_per_micro_batch, "
+                "data.pack_length or the model's sizes."
+            )
+            return Outcome(ExitCode.CONFIG, "out of memory", step, message)
+    return None
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed; torch has no class of its own for that on the CPU."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )

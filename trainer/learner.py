@@ -1,0 +1,59 @@
+"""What learns: the model, its Engram tables, and the optimisers of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model.engram.store import LocalStore
+from model.init import init_weights
+from model.names import table_name
+from model.transformer import DeepseekV41
+from trainer.config import TrainerConfig
+from trainer.optim import build_adamw, optimizer_tensors
+from trainer.table_optim import SparseAdam
+
+
+@dataclass(frozen=True)
+class Learner:
+    """Everything that a training step changes, and nothing else."""
+
+    model: DeepseekV41
+    store: LocalStore
+    optimizer: torch.optim.AdamW
+    table_optimizer: SparseAdam
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All live tensors by name, the whole of what a checkpoint must hold.
+
+        Names begin with model/, adamw/, tables/ or table_adam/. Writing into them restores the
+        state, so they serve both saving and loading.
+        """
+        tables = zip(self.store.layers, self.store.weight, strict=True)
+        parts = {
+            "model": self.model.state_dict(),
+            "adamw": optimizer_tensors(self.optimizer),
+            "tables": {table_name(layer): weight for layer, weight in tables},
+            "table_adam": self.table_optimizer.tensors(),
+        }
+        return {
+            f"{part}/{name}": tensor
+            for part, tensors in parts.items()
+            for name, tensor in tensors.items()
+        }
+
+
+def build_learner(config: TrainerConfig) -> Learner:
+    """A freshly initialised model with its optimisers, a function of the configuration alone."""
+    model = DeepseekV41(config.model)
+    init_weights(model, seed=config.seed, std=config.model.initializer_range)
+    store = LocalStore(config.model, seed=config.seed)
+    optim = config.optim
+    return Learner(
+        model=model,
+        store=store,
+        optimizer=build_adamw(model, optim),
+        table_optimizer=SparseAdam(store, beta1=optim.beta1, beta2=optim.beta2, eps=optim.eps),
+    )

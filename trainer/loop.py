@@ -1,0 +1,123 @@
+"""The training loop of one rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import torch
+
+from data.batch import Batch
+from data.loader import batches
+from trainer.config import TrainerConfig
+from trainer.exit_codes import ExitCode
+from trainer.failures import failure_outcome
+from trainer.outcome import Outcome
+from trainer.progress import Say
+from trainer.ranks import Ranks
+from trainer.records import step_record
+from trainer.run import Run
+from trainer.schedule import learning_rate
+from trainer.signals import StopSignals
+from trainer.start import open_run
+from trainer.step import StepSettings, train_step
+
+
+def train(
+    config: TrainerConfig, *, run_dir: Path, attempt: int, ranks: Ranks, resume: bool, say: Say
+) -> Outcome:
+    """Train until config.train.steps steps are done or a signal comes; all ranks call this.
+
+    Writes metrics.jsonl and checkpoints/ below run_dir, which exists. attempt numbers the
+    processes that have worked on this run. resume: continue after the newest whole checkpoint, or
+    from the start when there is none; without it there must be none. Ctrl-C and SIGTERM end it
+    after the step under way, with a checkpoint. What a user can act on comes back as an outcome;
+    an exception that leaves is a bug.
+    """
+    if config.train.threads is not None:
+        torch.set_num_threads(config.train.threads)
+    try:
+        run = open_run(
+            config, run_dir=run_dir, attempt=attempt, ranks=ranks, resume=resume, say=say
+        )
+    except KeyboardInterrupt:
+        return Outcome(ExitCode.INTERRUPTED, "interrupted", 0, "Stopped before the first step.")
+    except Exception as error:
+        if outcome := failure_outcome(error, step=0):
+            return outcome
+        if isinstance(error, ValueError):
+            return Outcome(ExitCode.CONFIG, "bad configuration", 0, str(error))
+        raise
+    try:
+        with StopSignals() as stop:
+            return run_steps(run, stop)
+    except Exception as error:
+        if outcome := failure_outcome(error, step=run.state.step):
+            return outcome
+        raise
+    finally:
+        run.close()
+
+
+def run_steps(run: Run, stop: StopSignals) -> Outcome:
+    """Do the steps that are left, with everything that falls due between them."""
+    config, last = run.config, run.config.train.steps
+    with closing(remaining_steps(run)) as stream:
+        while run.state.step < last:
+            one_step(run, stream)
+            step = run.state.step
+            if due(step, config.eval.every, last=last):
+                run.evaluate()
+            stopping = agreed_stop(stop, run.ranks)
+            if stopping or step == last or due(step, config.checkpoint.every, last=last):
+                run.save()
+            if stopping and step < last:
+                return Outcome(stopping, "stopped", step, f"Stopped after step {step} of {last}.")
+    return Outcome(ExitCode.DONE, "done", last, f"All {last} steps are done.")
+
+
+def remaining_steps(run: Run) -> Generator[list[Batch], None, None]:
+    """This rank's micro-batches of each step that is left."""
+    train, state = run.config.train, run.state
+    yield from batches(
+        run.corpus.train,
+        seed=run.config.seed,
+        first_step=state.step,
+        steps=train.steps - state.step,
+        packs_per_step=train.packs_per_step,
+        packs_per_micro_batch=train.packs_per_micro_batch,
+        rank=run.ranks.rank,
+        ranks=run.ranks.world,
+        workers=run.config.data.workers,
+    )
+
+
+def one_step(run: Run, stream: Iterator[list[Batch]]) -> None:
+    """The next step: wait for its data, learn, record."""
+    config, started = run.config, time.perf_counter()
+    micro_batches = next(stream)
+    waited = time.perf_counter() - started
+    lr = learning_rate(run.state.step + 1, config.optim)
+    settings = StepSettings(lr, lr * config.optim.table_lr_multiplier, config.train.clip_norm)
+    result = train_step(run.learner, micro_batches, settings, ranks=run.ranks)
+    run.state = run.state.after_step(tokens=result.tokens.real)
+    seconds = time.perf_counter() - started
+    if due(run.state.step, config.logging.every, last=config.train.steps):
+        record = step_record(result, run.state, lr=lr, seconds=seconds, waited=waited)
+        run.log(record)
+        run.progress.show(record)
+
+
+def due(step: int, every: int, *, last: int) -> bool:
+    """Whether something done every `every` steps, and after the last one, is due; 0 = never."""
+    return every > 0 and (step % every == 0 or step == last)
+
+
+def agreed_stop(stop: StopSignals, ranks: Ranks) -> ExitCode | None:
+    """The exit code that some rank's signal asks for, the same on all ranks."""
+    for code in (ExitCode.INTERRUPTED, ExitCode.AGAIN):
+        if ranks.any(stop.exit_code == code):
+            return code
+    return None

@@ -1,0 +1,59 @@
+"""The metrics record of a training step."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from pathlib import Path
+
+from trainer.metrics import Record
+from trainer.state import TrainState
+from trainer.step import StepResult
+
+
+def step_record(
+    result: StepResult, state: TrainState, *, lr: float, seconds: float, waited: float
+) -> Record:
+    """What metrics.jsonl says of the step that led to `state`.
+
+    tokens, tokens_total and tokens_per_s count real tokens of all ranks; padding_share is the
+    share of positions that hold none. expert_load_max_over_mean is that of the worst layer and
+    expert_dead counts experts of all layers that no token of the step reached. Times are seconds
+    of this rank: step_s of the whole step, data_wait_s of it for data. loss, expert load and gate
+    are null where there was nothing to measure.
+    """
+    tokens = result.tokens.real
+    return {
+        "step": state.step,
+        "loss": result.loss,
+        "lr": lr,
+        "grad_norm": result.grad_norm,
+        "tokens": tokens,
+        "tokens_total": state.tokens_total,
+        "tokens_per_s": tokens / seconds,
+        "padding_share": 1 - tokens / result.tokens.slots,
+        "expert_load_max_over_mean": _max_over_mean(result),
+        "expert_dead": int((result.expert_counts == 0).sum()),
+        "engram_gate_mean": result.gate_mean,
+        "rss_mb": resident_mb(),
+        "step_s": seconds,
+        "data_wait_s": waited,
+    }
+
+
+def resident_mb() -> float:
+    """Memory of this process in MB (10**6 bytes): present where the system tells, else its peak."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+
+
+def _max_over_mean(result: StepResult) -> float | None:
+    load = result.expert_counts.double()
+    mean = load.mean(1)
+    if not bool((mean > 0).all()):
+        return None
+    return float((load.amax(1) / mean).max())

@@ -1,0 +1,147 @@
+"""One optimiser step: micro-batches in, changed weights and the step's figures out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from data.batch import Batch
+from model.engram.rows import EngramRows
+from model.engram.store import Window
+from model.layout import ModelInputs
+from model.transformer import ForwardOutput
+from trainer.balance import balance_routers
+from trainer.gradients import Gradient, clip, gradient_norm, parameter_gradients
+from trainer.learner import Learner
+from trainer.optim import set_learning_rate
+from trainer.ranks import Ranks
+
+
+class DivergedError(Exception):
+    """The loss or the gradient is not finite; this step has changed no weight."""
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """What a step's update depends on besides the data."""
+
+    lr: float
+    table_lr: float
+    clip_norm: float
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """Of a whole step, over all ranks. slots: positions, padding included."""
+
+    valid: int
+    real: int
+    slots: int
+
+    @classmethod
+    def of(cls, batches: Sequence[Batch], ranks: Ranks) -> TokenCounts:
+        """Count this rank's batches and add up the ranks."""
+        mine = [
+            sum(batch.valid_tokens for batch in batches),
+            sum(batch.real_tokens for batch in batches),
+            sum(batch.labels.numel() for batch in batches),
+        ]
+        return cls(*ranks.all_reduce_sum(torch.tensor(mine, dtype=torch.int64)).tolist())
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """A step's figures, equal on all ranks.
+
+    loss: mean over the step's labels, None when it had none. grad_norm: before clipping.
+    expert_counts: int64 [layers, experts], tokens given to each expert. gate_mean: mean Engram
+    gate over layers and real tokens, None without Engram.
+    """
+
+    loss: float | None
+    grad_norm: float
+    tokens: TokenCounts
+    expert_counts: Tensor
+    gate_mean: float | None
+
+
+def train_step(
+    learner: Learner, batches: Sequence[Batch], settings: StepSettings, *, ranks: Ranks
+) -> StepResult:
+    """Learn from this rank's micro-batches of one step.
+
+    The loss is the sum over labels divided by the label count of the whole step (all ranks, all
+    micro-batches), so the gradient does not depend on how the tokens are split; what has no label
+    contributes zero. Raises DivergedError, on all ranks, before any weight changes.
+    """
+    tokens = TokenCounts.of(batches, ranks)
+    window = learner.store.open_window([batch.engram_rows for batch in batches])
+    sums = accumulate(learner, batches, window, labels=tokens.valid, ranks=ranks)
+    norm = _limit_gradient(learner, window, sums.loss, clip_norm=settings.clip_norm, ranks=ranks)
+    set_learning_rate(learner.optimizer, settings.lr)
+    learner.optimizer.step()
+    learner.optimizer.zero_grad(set_to_none=True)
+    learner.table_optimizer.step(window.ids, window.grads, lr=settings.table_lr)
+    balance_routers(learner.model, sums.experts)
+    return StepResult(
+        loss=sums.loss / tokens.valid if tokens.valid else None,
+        grad_norm=norm,
+        tokens=tokens,
+        expert_counts=sums.experts,
+        gate_mean=sums.gates / tokens.real if window.ids and tokens.real else None,
+    )
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Of a step's outputs, over all ranks; gates: mean over layers, summed over real tokens."""
+
+    loss: float
+    gates: float
+    experts: Tensor
+
+
+def accumulate(
+    learner: Learner, batches: Sequence[Batch], window: Window, *, labels: int, ranks: Ranks
+) -> Sums:
+    """Add the gradient of (loss summed over `batches`) / `labels` to parameters and window."""
+    floats = torch.zeros(2, dtype=torch.float64)
+    counts = []
+    for number, batch in enumerate(batches):
+        out = forward(learner, batch, window.rows(number))
+        assert out.loss_sum is not None
+        (out.loss_sum / max(labels, 1)).backward()
+        floats[0] += out.loss_sum.detach()
+        if window.ids and batch.real_tokens:
+            floats[1] += out.engram_gate_mean.detach().mean() * batch.real_tokens
+        counts.append(out.expert_counts)
+    loss, gates = ranks.all_reduce_sum(floats).tolist()
+    return Sums(loss, gates, ranks.all_reduce_sum(torch.stack(counts).sum(0)))
+
+
+def forward(learner: Learner, batch: Batch, engram: list[EngramRows]) -> ForwardOutput:
+    """The model's output for one micro-batch, the loss summed over its labels."""
+    inputs = ModelInputs(
+        input_ids=batch.input_ids,
+        seq_ids=batch.seq_ids,
+        position_ids=batch.position_ids,
+        token_types=batch.token_types,
+    )
+    return learner.model(inputs, engram=engram, labels=batch.labels)
+
+
+def _limit_gradient(
+    learner: Learner, window: Window, loss: float, *, clip_norm: float, ranks: Ranks
+) -> float:
+    """Clip parameters and table rows together; return the norm from before."""
+    gradients = parameter_gradients(learner.model.parameters(), ranks)
+    gradients += [Gradient(grad, copies=ranks.world) for grad in window.grads]
+    norm = gradient_norm(gradients, ranks)
+    if ranks.any(not (math.isfinite(norm) and math.isfinite(loss))):
+        raise DivergedError(f"loss sum {loss:g}, gradient norm {norm:g}")
+    clip(gradients, norm=norm, limit=clip_norm)
+    return norm
