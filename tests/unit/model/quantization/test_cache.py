@@ -100,7 +100,8 @@ def test_gradient_passes_straight_through(name: str) -> None:
     x = torch.randn(3, 5, 64, requires_grad=True)
     weight = torch.randn(3, 5, 64)
     (QUANTISERS[name](x) * weight).sum().backward()
-    assert x.grad is not None and torch.equal(x.grad, weight)
+    assert x.grad is not None
+    assert torch.equal(x.grad, weight)
 
 
 @pytest.mark.parametrize("name", QUANTISERS)

@@ -24,7 +24,8 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 def test_reference_fp8_blocks_with_ragged_edges() -> None:
     data = load_file(GOLDEN)
-    assert data["fp8_weight"].shape == (70, 96) and data["fp8_scale"].shape == (3, 3)
+    assert data["fp8_weight"].shape == (70, 96)
+    assert data["fp8_scale"].shape == (3, 3)
     decoded = decode_fp8_blocks(data["fp8_weight"], data["fp8_scale"])
     assert same_bits(decoded, data["fp8_decoded"])
 
