@@ -1,0 +1,88 @@
+"""Configuration that cannot work is named with its fix."""
+
+from dataclasses import replace
+
+import pytest
+
+from data.config import DataConfig
+from data.corpus import data_problems, load_corpus
+
+
+def only(problems: list[str]) -> str:
+    assert len(problems) == 1, problems
+    return problems[0]
+
+
+def test_defaults_are_sound(model, make_data):
+    assert data_problems(make_data(), model) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"source": "parquet"}, ["data.source=parquet", "embedded, jsonl, text"]),
+        ({"source": "jsonl"}, ["data.source=jsonl", "data.paths"]),
+        ({"source": "text"}, ["data.source=text", "data.paths"]),
+        ({"paths": ("a.txt",)}, ["a.txt", "drop data.paths"]),
+        ({"source": "text", "paths": ("",)}, ["empty path"]),
+        ({"text_field": ""}, ["data.text_field"]),
+        ({"tokenizer": ""}, ["data.tokenizer", "deepseek"]),
+        ({"holdout": 1.0}, ["data.holdout=1.0"]),
+        ({"holdout": -0.1}, ["data.holdout=-0.1"]),
+        ({"holdout": float("nan")}, ["data.holdout=nan"]),
+        ({"workers": -1}, ["data.workers=-1"]),
+        ({"pack_length": 1}, ["data.pack_length=1", "2 or more"]),
+    ],
+)
+def test_each_rule_names_key_and_fix(make_data, changes, words):
+    problem = only(make_data(**changes).problems())
+    assert all(word in problem for word in words)
+
+
+def test_all_problems_come_at_once(model):
+    data = DataConfig("jsonl", pack_length=6, text_field="", holdout=2.0, tokenizer="none.json")
+    problems = "\n".join(data_problems(data, model))
+    for key in ("data.paths", "data.pack_length=6", "data.text_field", "data.holdout", "none.json"):
+        assert key in problems
+    with pytest.raises(ValueError, match=r"(?s)data\.paths.*none\.json"):
+        load_corpus(data, model, seed=0)
+
+
+def test_pack_length_below_the_alignment(model, make_data):
+    problem = only(make_data(pack_length=2).model_problems(model))
+    assert "data.pack_length=2 is below" in problem
+    assert "use 4 or a multiple" in problem
+
+
+def test_pack_length_off_the_alignment_names_both_neighbours(model, make_data):
+    problem = only(make_data(pack_length=30).model_problems(model))
+    assert "use 28 or 32" in problem
+    assert make_data(pack_length=32).model_problems(model) == []
+
+
+def test_a_tokenizer_with_another_compressed_size(make_data, make_model):
+    model = make_model(engram_compressed_vocab_size=322)
+    problem = only(data_problems(make_data(), model))
+    assert "323" in problem
+    assert "322" in problem
+    no_engram = replace(model, engram_layer_ids=(), engram_num_embeddings=())
+    assert data_problems(make_data(), no_engram) == []
+
+
+def test_a_tokenizer_larger_than_the_vocabulary(make_data, make_model):
+    problem = only(data_problems(make_data(), make_model(vocab_size=399)))
+    assert "400" in problem
+    assert "399" in problem
+
+
+def test_a_special_token_past_the_tokenizer(make_data, make_model):
+    problem = only(data_problems(make_data(), make_model(pad_token_id=400)))
+    assert "model.pad_token_id=400" in problem
+
+
+def test_a_tokenizer_file_that_is_none(make_data, model, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text("{}", encoding="utf-8")
+    problem = only(data_problems(make_data(tokenizer=str(path)), model))
+    assert str(path) in problem
+    assert "tokenizer.json of the tokenizers library" in problem
