@@ -33,6 +33,7 @@ from trainer.manifest import damage, write_manifest
 from trainer.ranks import Ranks
 from trainer.state import TrainState
 
+TENSOR_OVERHEAD = 2048  # bytes of container and index for each tensor, rounded up
 _STEP = re.compile(r"step_(\d{8})")
 
 
@@ -79,7 +80,7 @@ class Checkpoints:
         error = None
         if self._ranks.first:
             present = sum(f.stat().st_size for p in self.all() for f in p.rglob("*"))
-            needed = min(saves, self._keep + 1) * tensor_bytes(tensors) - present
+            needed = min(saves, self._keep + 1) * stored_bytes(tensors) - present
             if needed > shutil.disk_usage(nearest_existing(self.folder)).free:
                 error = DiskError(
                     f"Checkpoints need {megabytes(needed)} more, but {describe_disk(self.folder)}. "
@@ -197,9 +198,9 @@ class Checkpoints:
         return agreed_writes(self._ranks, doing=doing, path=self.folder)
 
 
-def tensor_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Bytes of the tensors on disk, each counted whole, however it is sharded."""
-    return sum(t.numel() * t.element_size() for t in tensors.values())
+def stored_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes that the tensors take on disk, each counted whole however it is sharded."""
+    return sum(t.numel() * t.element_size() + TENSOR_OVERHEAD for t in tensors.values())
 
 
 def _save_tensors(folder: Path, tensors: Mapping[str, Tensor], *, one_rank: bool) -> None:

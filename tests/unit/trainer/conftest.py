@@ -19,7 +19,7 @@ from trainer.config import (
 )
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-WORDS = "engram memory sparse window query key value expert token stream hash table row".split()
+WORDS = ["engram", "memory", "sparse", "window", "query", "expert", "token", "stream", "hash"]
 
 
 def write_documents(folder: Path, *, count: int) -> None:
@@ -36,9 +36,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> TrainerConfig:
     write_documents(documents, count=40)
     return TrainerConfig(
         seed=3,
-        model=ModelConfig.from_released(
-            json.loads((GOLDEN / "tiny_text/config.json").read_text())
-        ),
+        model=ModelConfig.from_released(json.loads((GOLDEN / "tiny_text/config.json").read_text())),
         data=DataConfig(
             source="text",
             paths=(str(documents),),

@@ -1,0 +1,341 @@
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from trainer import checkpoint as module
+from trainer.checkpoint import Checkpoints, DamagedCheckpointsError
+from trainer.disk import DiskError
+from trainer.manifest import damage
+from trainer.ranks import Ranks
+from trainer.state import TrainState
+
+FRESH = TrainState(seed=1, packs_per_step=4, data_fingerprint="d", plan_fingerprint="p")
+
+
+def state(step):
+    return TrainState(
+        seed=1,
+        packs_per_step=4,
+        data_fingerprint="d",
+        plan_fingerprint="p",
+        step=step,
+        cursor=4 * step,
+        tokens_total=100 * step,
+    )
+
+
+def tensors(value):
+    return {
+        "model/a.weight": torch.full((3, 4), float(value)),
+        "model/a.half": torch.full((5,), float(value), dtype=torch.bfloat16),
+        "adamw/a.weight/step": torch.tensor(float(value)),
+        "table_adam/steps": torch.full((7,), value, dtype=torch.int32),
+    }
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def open_checkpoints(tmp_path, said):
+    def opened(attempt=1, keep=2):
+        return Checkpoints(
+            tmp_path / "checkpoints", keep=keep, attempt=attempt, ranks=Ranks(), say=said.append
+        )
+
+    return opened
+
+
+def save(checkpoints, step):
+    return checkpoints.save(tensors(step), state(step), before_rename=lambda: None)
+
+
+def flip_byte(path, at=None):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 if at is None else at] ^= 1
+    path.write_bytes(data)
+
+
+def names(checkpoints):
+    return sorted(p.name for p in checkpoints.folder.iterdir())
+
+
+def test_what_was_saved_comes_back(open_checkpoints):
+    checkpoints = open_checkpoints()
+    folder = save(checkpoints, 3)
+    assert folder.name == "step_00000003"
+    target = tensors(0)
+    assert checkpoints.load(folder, target) == state(3)
+    for name, tensor in tensors(3).items():
+        assert target[name].dtype == tensor.dtype
+        assert torch.equal(target[name], tensor), name
+
+
+def test_the_manifest_lists_every_other_file(open_checkpoints):
+    folder = save(open_checkpoints(), 1)
+    listed = json.loads((folder / "manifest.json").read_text())["files"]
+    present = {p.name for p in folder.iterdir()} - {"manifest.json"}
+    assert set(listed) == present
+    assert {"trainer.json", ".metadata"} < present
+    assert all(entry["size"] == (folder / name).stat().st_size for name, entry in listed.items())
+
+
+def test_a_flipped_byte_in_any_file_is_found_and_named(open_checkpoints):
+    folder = save(open_checkpoints(), 1)
+    assert damage(folder) == []
+    for path in folder.iterdir():
+        if path.name == "manifest.json":
+            continue
+        content = path.read_bytes()
+        flip_byte(path)
+        assert damage(folder) == [f"{path} has changed since it was written"]
+        path.write_bytes(content)
+    assert damage(folder) == []
+
+
+def test_a_short_or_missing_file_is_found_and_named(open_checkpoints):
+    folder = save(open_checkpoints(), 1)
+    data = folder / "__0_0.distcp"
+    data.write_bytes(data.read_bytes()[:-1])
+    assert [str(data) in problem and "bytes" in problem for problem in damage(folder)] == [True]
+    data.unlink()
+    assert damage(folder) == [f"{data} is missing"]
+
+
+def test_a_broken_or_missing_manifest_is_found(open_checkpoints):
+    folder = save(open_checkpoints(), 1)
+    manifest = folder / "manifest.json"
+    flip_byte(manifest, at=0)
+    assert damage(folder) == [f"{manifest} cannot be read"]
+    manifest.unlink()
+    assert damage(folder) == [f"{manifest} is missing"]
+
+
+def test_the_newest_are_kept(open_checkpoints):
+    checkpoints = open_checkpoints()
+    for step in (2, 4, 6, 8):
+        save(checkpoints, step)
+    assert names(checkpoints) == ["step_00000006", "step_00000008"]
+
+
+def test_a_damaged_one_does_not_count_as_kept(open_checkpoints):
+    save(open_checkpoints(), 2)
+    flip_byte(save(open_checkpoints(), 4) / "__0_0.distcp")
+    later = open_checkpoints(attempt=2)  # has verified nothing yet
+    save(later, 6)
+    assert names(later) == ["step_00000002", "step_00000004", "step_00000006"]
+    save(later, 8)
+    assert names(later) == ["step_00000004", "step_00000006", "step_00000008"]
+
+
+def test_the_newest_whole_one_is_found(open_checkpoints):
+    checkpoints = open_checkpoints()
+    assert checkpoints.newest() is None
+    save(checkpoints, 2)
+    latest = save(checkpoints, 4)
+    assert checkpoints.newest() == latest
+
+
+def test_a_damaged_newest_is_reported_and_set_aside(open_checkpoints, said):
+    good = save(open_checkpoints(), 2)
+    bad = save(open_checkpoints(), 4)
+    flip_byte(bad / "__0_0.distcp")
+    checkpoints = open_checkpoints(attempt=7)
+    assert checkpoints.newest() == good
+    assert str(bad / "__0_0.distcp") in "\n".join(said)
+    assert names(checkpoints) == ["step_00000002", "step_00000004.damaged-007"]
+    save(checkpoints, 4)  # its place is free again
+    assert checkpoints.newest() == bad
+
+
+def test_when_all_are_damaged_nothing_is_touched(open_checkpoints):
+    for step in (2, 4):
+        flip_byte(save(open_checkpoints(), step) / ".metadata")
+    checkpoints = open_checkpoints(attempt=2)
+    with pytest.raises(DamagedCheckpointsError) as error:
+        checkpoints.newest()
+    assert "step_00000002/.metadata" in str(error.value)
+    assert "step_00000004/.metadata" in str(error.value)
+    assert names(checkpoints) == ["step_00000002", "step_00000004"]
+
+
+def test_leftovers_of_a_killed_save_are_never_loaded_and_go(open_checkpoints):
+    good = save(open_checkpoints(), 2)
+    shutil.copytree(good, good.with_name("step_00000004.tmp-001"))
+    checkpoints = open_checkpoints(attempt=2)
+    assert checkpoints.newest() == good
+    assert names(checkpoints) == ["step_00000002"]
+
+
+def no_space(*_args, **_kwargs):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("where", ["tensors", "trainer.json", "manifest.json"])
+def test_a_full_disk_leaves_the_old_one_and_is_named(open_checkpoints, monkeypatch, where):
+    checkpoints = open_checkpoints()
+    good = save(checkpoints, 2)
+    with monkeypatch.context() as patch:
+        if where == "tensors":
+            patch.setattr(os, "fsync", no_space)
+        elif where == "trainer.json":
+            patch.setattr(TrainState, "write", no_space)
+        else:
+            patch.setattr(module, "write_manifest", no_space)
+        with pytest.raises(DiskError) as error:
+            save(checkpoints, 4)
+    assert error.value.full
+    assert "No space left while saving step 4: the disk at /" in str(error.value)
+    assert names(checkpoints) == ["step_00000002"]
+    assert open_checkpoints(attempt=2).newest() == good
+    save(checkpoints, 4)
+
+
+def test_a_callback_that_fails_stops_the_checkpoint_from_appearing(open_checkpoints):
+    checkpoints = open_checkpoints()
+    with pytest.raises(DiskError):
+        checkpoints.save(tensors(1), state(1), before_rename=no_space)
+    assert names(checkpoints) == []
+
+
+def test_the_callback_comes_when_all_is_written_and_nothing_visible(open_checkpoints):
+    checkpoints, seen = open_checkpoints(), []
+
+    def look():
+        (temporary,) = checkpoints.folder.iterdir()
+        seen.append((temporary.name, damage(temporary)))
+
+    checkpoints.save(tensors(1), state(1), before_rename=look)
+    assert seen == [("step_00000001.tmp-001", [])]
+
+
+def test_too_little_space_is_noticed_before_the_start(open_checkpoints, monkeypatch):
+    usage = type(shutil.disk_usage("/"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 10**7, 10**7))
+    big = {"model/a": torch.empty(1_000_000)}  # 4 MB
+    checkpoints = open_checkpoints(keep=2)
+    checkpoints.check_space(big, saves=2)  # 8 MB
+    with pytest.raises(DiskError, match=r"need 13 MB more, but the disk at .* has 10 MB free"):
+        checkpoints.check_space(big, saves=10)  # two stay while a third is written
+
+
+def test_checkpoints_that_are_there_count_as_space(open_checkpoints, monkeypatch):
+    checkpoints = open_checkpoints(keep=1)
+    big = {"model/a": torch.zeros(1_000_000)}
+    checkpoints.save(big, state(1), before_rename=lambda: None)
+    usage = type(shutil.disk_usage("/"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 0, 5 * 10**6))
+    checkpoints.check_space(big, saves=10)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda t: t | {"model/b": torch.zeros(2)}, "model/b"),
+        (lambda t: {k: v for k, v in t.items() if k != "adamw/a.weight/step"}, "adamw/a.weight/s"),
+        (lambda t: t | {"model/a.weight": torch.zeros(4, 3)}, "model/a.weight"),
+        (lambda t: t | {"model/a.half": torch.zeros(5)}, "model/a.half"),
+    ],
+)
+def test_state_that_does_not_match_by_name_shape_and_dtype_is_refused(
+    open_checkpoints, change, name
+):
+    checkpoints = open_checkpoints()
+    folder = save(checkpoints, 1)
+    with pytest.raises(ValueError, match=name):
+        checkpoints.load(folder, change(tensors(0)))
+
+
+def test_a_read_only_place_is_named(tmp_path, said):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(DiskError, match=str(tmp_path)) as error:
+        Checkpoints(tmp_path / "file" / "x", keep=1, attempt=1, ranks=Ranks(), say=said.append)
+    assert not error.value.full
+
+
+TWO_RANKS = """
+import sys, torch, torch.distributed as dist
+from pathlib import Path
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from trainer.checkpoint import Checkpoints
+from trainer.disk import DiskError
+from trainer.ranks import Ranks
+from trainer.state import TrainState
+
+rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+store = dist.FileStore(str(folder / "store"), 2)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+ranks = Ranks.from_process_group()
+assert (ranks.rank, ranks.world) == (rank, 2)
+assert ranks.all_reduce_sum(torch.tensor([rank + 1])).item() == 3
+assert [ranks.any(rank == 1), ranks.any(False)] == [True, False]
+assert ranks.from_first("mine" if rank == 0 else None) == "mine"
+mesh = init_device_mesh("cpu", (2,))
+whole = torch.arange(14.0).view(7, 2)  # 4 rows here, 3 there
+sharded = distribute_tensor(whole, mesh, [Shard(0)])
+tensors = {"sharded": sharded, "same": torch.ones(3)}
+state = TrainState(seed=0, packs_per_step=2, data_fingerprint="d", plan_fingerprint="p", step=5)
+checkpoints = Checkpoints(folder / "c", keep=1, attempt=1, ranks=ranks, say=print)
+saved = checkpoints.save(tensors, state, before_rename=lambda: None)
+zeros = {"sharded": distribute_tensor(torch.zeros(7, 2), mesh, [Shard(0)]), "same": torch.zeros(3)}
+assert checkpoints.newest() == saved
+assert checkpoints.load(saved, zeros) == state
+assert torch.equal(zeros["sharded"].full_tensor(), whole)
+import os
+if rank == 1:  # one rank's disk is full: both ranks must hear of it
+    def no_space(_):
+        raise OSError(28, "No space left on device")
+    os.fsync = no_space
+try:
+    later = TrainState(seed=0, packs_per_step=2, data_fingerprint="d", plan_fingerprint="p", step=6)
+    checkpoints.save(tensors, later, before_rename=lambda: None)
+except DiskError as error:
+    assert error.full, error
+    print("refused")
+ranks.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_two_ranks_save_shards_and_agree_on_failure(tmp_path, open_checkpoints):
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWO_RANKS, str(rank), str(tmp_path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    for process in ranks:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        assert "refused" in out
+    assert [p.name for p in (tmp_path / "c").iterdir()] == ["step_00000005"]
+    # One rank loads what two have written.
+    alone = {"sharded": torch.zeros(7, 2), "same": torch.zeros(3)}
+    open_checkpoints().load(tmp_path / "c" / "step_00000005", alone)
+    assert torch.equal(alone["sharded"], torch.arange(14.0).view(7, 2))
+
+
+def test_the_samples_of_a_resume_must_be_the_same():
+    saved = state(3)
+    saved.require_same_samples(FRESH, folder="step_3")
+    for change, message in [
+        ({"data_fingerprint": "other"}, "documents are not those"),
+        ({"plan_fingerprint": "other"}, "packed otherwise"),
+        ({"seed": 2}, "set seed=1"),
+        ({"packs_per_step": 8}, "set train.packs_per_step=4"),
+    ]:
+        now = TrainState(**{**vars(FRESH), **change})
+        with pytest.raises(ValueError, match=message):
+            saved.require_same_samples(now, folder="step_3")

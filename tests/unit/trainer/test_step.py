@@ -1,0 +1,224 @@
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from data.batch import PADDING_PACK, collate
+from data.corpus import load_corpus
+from data.loader import batches
+from model.moe.router import Router
+from trainer import step as module
+from trainer.balance import balance_routers
+from trainer.evaluate import evaluate
+from trainer.learner import build_learner
+from trainer.ranks import Ranks
+from trainer.records import resident_mb, step_record
+from trainer.state import TrainState
+from trainer.step import DivergedError, StepSettings, TokenCounts, accumulate, train_step
+
+SETTINGS = StepSettings(lr=1e-3, table_lr=5e-3, clip_norm=1.0)
+STATE = TrainState(seed=0, packs_per_step=4, data_fingerprint="", plan_fingerprint="")
+
+
+@pytest.fixture(scope="module")
+def corpus(config):
+    return load_corpus(config.data, config.model, seed=config.seed)
+
+
+@pytest.fixture
+def learner(config):
+    return build_learner(config)
+
+
+def micro_batches(corpus, size, step=0):
+    (found,) = batches(
+        corpus.train,
+        seed=3,
+        first_step=step,
+        steps=1,
+        packs_per_step=4,
+        packs_per_micro_batch=size,
+        rank=0,
+        ranks=1,
+        workers=0,
+    )
+    return found
+
+
+def padding(corpus, rows=2):
+    return collate(corpus.train, np.full(rows, PADDING_PACK), sample_ids=(PADDING_PACK,) * rows)
+
+
+def gradients(config, split):
+    """Parameter gradients by name, dense table gradients and the step's sums, unclipped."""
+    learner = build_learner(config)
+    labels = TokenCounts.of(split, Ranks()).valid
+    window = learner.store.open_window([batch.engram_rows for batch in split])
+    sums = accumulate(learner, split, window, labels=labels, ranks=Ranks())
+    found = {n: p.grad for n, p in learner.model.named_parameters() if p.grad is not None}
+    for layer, (ids, grad) in enumerate(zip(window.ids, window.grads, strict=True)):
+        dense = torch.zeros_like(learner.store.weight[layer])
+        found[f"table {layer}"] = dense.index_copy_(0, ids, grad)
+    return found, sums
+
+
+def test_gradients_do_not_depend_on_the_micro_batches(config, corpus):
+    whole, whole_sums = gradients(config, micro_batches(corpus, 4))
+    assert any(name.startswith("table") for name in whole)
+    for size in (1, 2):
+        split, sums = gradients(config, micro_batches(corpus, size))
+        assert sums.loss == pytest.approx(whole_sums.loss, rel=1e-6)
+        assert torch.equal(sums.experts, whole_sums.experts)
+        assert split.keys() == whole.keys()
+        for name, grad in whole.items():
+            scale = grad.abs().max()
+            assert (split[name] - grad).abs().max() <= 1e-5 * scale, name
+
+
+def test_a_micro_batch_of_padding_adds_nothing(config, corpus):
+    some = micro_batches(corpus, 2)
+    plain, plain_sums = gradients(config, some)
+    padded, sums = gradients(config, [*some, padding(corpus)])
+    assert sums.loss == plain_sums.loss
+    assert torch.equal(sums.experts, plain_sums.experts)
+    for name, grad in plain.items():
+        assert torch.allclose(padded[name], grad, rtol=0, atol=1e-7), name
+
+
+def test_a_step_without_labels_divides_by_nothing(learner, corpus):
+    before = {name: tensor.clone() for name, tensor in learner.tensors().items()}
+    result = train_step(learner, [padding(corpus)], SETTINGS, ranks=Ranks())
+    assert (result.loss, result.grad_norm, result.gate_mean) == (None, 0.0, None)
+    assert result.tokens == TokenCounts(valid=0, real=0, slots=128)
+    after = learner.tensors()
+    assert all(bool(torch.isfinite(t.float()).all()) for t in after.values())
+    assert torch.equal(after["model/embed.weight"], before["model/embed.weight"])
+    record = step_record(result, STATE.after_step(tokens=0), lr=1e-3, seconds=0.1, waited=0.0)
+    assert record["loss"] is None
+    assert record["expert_load_max_over_mean"] is None
+    assert record["padding_share"] == 1.0
+
+
+def test_the_loss_is_the_mean_over_labels(config, learner, corpus):
+    found = micro_batches(corpus, 2)
+    result = train_step(learner, found, SETTINGS, ranks=Ranks())
+    labels = sum(int((batch.labels >= 0).sum()) for batch in found)
+    assert result.tokens.valid == labels
+    assert result.loss == pytest.approx(math.log(config.model.vocab_size), rel=0.05)
+
+
+def test_both_optimisers_use_the_clipped_gradient(learner, corpus, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(
+        learner.table_optimizer,
+        "step",
+        lambda ids, grads, *, lr: seen.update(tables=[g.clone() for g in grads], lr=lr),
+    )
+    monkeypatch.setattr(
+        learner.optimizer,
+        "step",
+        lambda: seen.update(
+            norms=[p.grad.norm() for p in learner.model.parameters() if p.grad is not None],
+            rates={group["lr"] for group in learner.optimizer.param_groups},
+        ),
+    )
+    settings = dataclasses.replace(SETTINGS, clip_norm=0.01)
+    result = train_step(learner, micro_batches(corpus, 2), settings, ranks=Ranks())
+    squares = sum(float(n) ** 2 for n in seen["norms"])
+    squares += sum(float(g.double().square().sum()) for g in seen["tables"])
+    assert result.grad_norm > 0.01
+    assert math.sqrt(squares) == pytest.approx(0.01, rel=1e-5)
+    assert (seen["lr"], seen["rates"]) == (5e-3, {1e-3})
+
+
+def test_repeating_a_step_gives_the_same_bits(config, corpus):
+    learners = [build_learner(config) for _ in range(2)]
+    for learner in learners:
+        for step in range(2):
+            train_step(learner, micro_batches(corpus, 2, step), SETTINGS, ranks=Ranks())
+    first, second = (learner.tensors() for learner in learners)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("where", ["model/layers.2.attn.wkv.weight", "table"])
+def test_a_diverged_step_changes_nothing(learner, corpus, where):
+    tensors = learner.tensors()
+    found = micro_batches(corpus, 2)
+    if where == "table":
+        row = int(found[0].engram_rows[0, 0, 0, 0])
+        learner.store.weight[0][row] = math.nan
+    else:
+        tensors[where][0, 0] = math.inf
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    with pytest.raises(DivergedError):
+        train_step(learner, found, SETTINGS, ranks=Ranks())
+    for name, tensor in learner.tensors().items():
+        assert torch.equal(torch.nan_to_num(tensor), torch.nan_to_num(before[name])), name
+
+
+def test_a_gradient_that_is_not_finite_on_another_rank_stops_this_one(learner, corpus, monkeypatch):
+    monkeypatch.setattr(module.Ranks, "any", lambda self, flag: True)
+    before = learner.tensors()["model/embed.weight"].clone()
+    with pytest.raises(DivergedError):
+        train_step(learner, micro_batches(corpus, 2), SETTINGS, ranks=Ranks())
+    assert torch.equal(learner.tensors()["model/embed.weight"], before)
+
+
+def test_router_biases_push_towards_the_mean_load(learner):
+    routers = [m for m in learner.model.modules() if isinstance(m, Router)]
+    experts = routers[0].bias.numel()
+    counts = torch.full((len(routers), experts), 10)
+    counts[0, 0], counts[0, 1] = 14, 6
+    balance_routers(learner.model, counts)
+    expected = torch.zeros(experts)
+    expected[0], expected[1] = -0.001, 0.001
+    assert torch.equal(routers[0].bias, expected)
+    assert all(torch.equal(r.bias, torch.zeros(experts)) for r in routers[1:])
+    assert all(torch.equal(r.bias_vl, torch.zeros(experts)) for r in routers)
+
+
+def test_evaluation_is_the_mean_loss_of_its_packs_and_changes_nothing(learner, corpus):
+    before = {name: tensor.clone() for name, tensor in learner.tensors().items()}
+    count = len(corpus.heldout)
+    results = [
+        evaluate(learner, corpus.heldout, count=n, packs_per_micro_batch=size, ranks=Ranks())
+        for n, size in [(count, 1), (count + 5, 2)]
+    ]
+    batch = collate(corpus.heldout, np.arange(count), sample_ids=tuple(range(count)))
+    window = learner.store.open_window([batch.engram_rows])
+    out = module.forward(learner, batch, window.rows(0))
+    assert out.loss_sum is not None
+    expected = out.loss_sum.item() / batch.valid_tokens
+    for result in results:
+        assert result.loss == pytest.approx(expected, rel=1e-6)
+        assert result.perplexity == pytest.approx(math.exp(expected), rel=1e-5)
+    assert results[0].record(7) == {
+        "step": 7,
+        "eval_loss": results[0].loss,
+        "eval_perplexity": results[0].perplexity,
+    }
+    assert all(torch.equal(t, before[n]) for n, t in learner.tensors().items())
+    assert all(p.grad is None for p in learner.model.parameters())
+
+
+def test_the_record_counts_real_tokens(learner, corpus):
+    found = micro_batches(corpus, 2)
+    result = train_step(learner, found, SETTINGS, ranks=Ranks())
+    real = sum(int((batch.seq_ids > 0).sum()) for batch in found)
+    state = dataclasses.replace(STATE, tokens_total=1000).after_step(tokens=real)
+    record = step_record(result, state, lr=1e-3, seconds=2.0, waited=0.5)
+    assert record["tokens"] == real
+    assert record["tokens_total"] == 1000 + real
+    assert record["tokens_per_s"] == real / 2
+    assert record["padding_share"] == pytest.approx(1 - real / (4 * 64))
+    assert (record["step"], record["step_s"], record["data_wait_s"]) == (1, 2.0, 0.5)
+    loads = result.expert_counts.double()
+    assert loads.sum(1).tolist() == [2.0 * real] * len(loads)  # two experts a token
+    assert record["expert_load_max_over_mean"] == pytest.approx(
+        float((loads.max(1).values / (2 * real / loads.shape[1])).max())
+    )
+    assert 0.3 < record["engram_gate_mean"] < 0.7
+    assert 50 < record["rss_mb"] < 20_000
+    assert record["rss_mb"] == pytest.approx(resident_mb(), rel=0.2)
