@@ -1,4 +1,4 @@
-"""What a DeepSeek-V4.1 model is: the fields of the released config.json, and the rules they obey."""
+"""What a DeepSeek-V4.1 model is: the fields of the released config.json and their meaning."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     vision: VisionConfig = field(default_factory=VisionConfig)
     qat: QatConfig = field(default_factory=QatConfig)
-    workspace_mb: int = 64
+    workspace_mb: int = 16
     carried: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:

@@ -55,15 +55,16 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, turn: Tensor) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(turn)
-        return _turned(x, turn)
+        return turned(x, turn)
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         (turn,) = ctx.saved_tensors
-        return _turned(grad, turn.conj()), None
+        return turned(grad, turn.conj()), None
 
 
-def _turned(x: Tensor, turn: Tensor) -> Tensor:
+def turned(x: Tensor, turn: Tensor) -> Tensor:
+    """`rotate` without a gradient, for use inside a backward of one's own."""
     channels = 2 * turn.shape[-1]
     out = x.clone(memory_format=torch.contiguous_format)
     tail = out[..., -channels:]

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from model.attention.attend import AttentionSettings, attend
 from model.attention.compressor import Compressor
 from model.attention.indexer import Candidates, Indexer
-from model.attention.sparse import sparse_attention
 from model.config import ModelConfig
 from model.layout import Layout, VisibleRange
 from model.norm import RMSNorm
@@ -61,20 +61,24 @@ class CSAttention(nn.Module):
         self.ratio = config.ratio(layer)
         self.makes_candidates = layer == config.candidate_source_layer_id
         self.uses_candidates = config.uses_candidates(layer)
-        self.heads, self.dim = config.num_attention_heads, config.head_dim
-        self.window, self.groups = config.sliding_window, config.o_groups
         self.qat = config.qat
-        self.workspace_bytes = config.workspace_mb << 20
+        self.settings = AttentionSettings(
+            heads=config.num_attention_heads,
+            window=config.sliding_window,
+            groups=config.o_groups,
+            workspace_bytes=config.workspace_mb << 20,
+        )
         eps, width = config.rms_norm_eps, config.hidden_size
+        heads_width = config.num_attention_heads * config.head_dim
         self.wq_a = nn.Linear(width, config.q_lora_rank, bias=False)
         self.q_norm = RMSNorm(config.q_lora_rank, eps)
-        self.wq_b = nn.Linear(config.q_lora_rank, self.heads * self.dim, bias=False)
-        self.wkv = nn.Linear(width, self.dim, bias=False)
-        self.kv_norm = RMSNorm(self.dim, eps)
-        group_in = self.heads * self.dim // self.groups
-        self.wo_a = nn.Linear(group_in, self.groups * config.o_lora_rank, bias=False)
-        self.wo_b = nn.Linear(self.groups * config.o_lora_rank, width, bias=False)
-        self.attn_sink = nn.Parameter(torch.empty(self.heads))
+        self.wq_b = nn.Linear(config.q_lora_rank, heads_width, bias=False)
+        self.wkv = nn.Linear(width, config.head_dim, bias=False)
+        self.kv_norm = RMSNorm(config.head_dim, eps)
+        group_width = heads_width // config.o_groups
+        self.wo_a = nn.Linear(group_width, config.o_groups * config.o_lora_rank, bias=False)
+        self.wo_b = nn.Linear(config.o_groups * config.o_lora_rank, width, bias=False)
+        self.attn_sink = nn.Parameter(torch.empty(config.num_attention_heads))
         if self.role == "source":
             self.compressor = Compressor(config, self.ratio)
         if self.role in ("source", "reindex"):
@@ -85,26 +89,25 @@ class CSAttention(nn.Module):
     ) -> tuple[Tensor, SharedKV | None]:
         turn = context.yarn if self.ratio else context.plain
         q_latent = self.q_norm(self.wq_a(x))
-        q = rotate(self.wq_b(q_latent).unflatten(-1, (self.heads, self.dim)), turn)
         kv = rotate(self.kv_norm(self.wkv(x)), turn)
         if self.qat.window_fp8:
             kv = fp8_fake_quant(kv)
         published = None
         if self.role in ("source", "reindex"):
             shared = published = self._publish(x, q_latent, context, shared)
-        in_use = shared if self.ratio else None
-        out = sparse_attention(
-            q,
+        out = attend(
+            q_latent,
+            self.wq_b.weight,
+            self.wo_a.weight,
             kv,
             self.attn_sink,
-            context.layout.start,
-            window=self.window,
-            workspace_bytes=self.workspace_bytes,
-            entries=None if in_use is None else in_use.entries,
-            selected=None if in_use is None else in_use.selected,
+            turn=turn,
+            start=context.layout.start,
+            entries=shared.entries if shared and self.ratio else None,
+            selected=shared.selected if shared and self.ratio else None,
+            settings=self.settings,
         )
-        out = rotate(out, turn.conj())
-        return self.wo_b(self._grouped_output(out)), published
+        return self.wo_b(out), published
 
     def _publish(
         self, x: Tensor, q_latent: Tensor, context: AttentionContext, shared: SharedKV | None
@@ -140,9 +143,3 @@ class CSAttention(nn.Module):
         first = context.layout.start[:: self.ratio] // self.ratio
         own = torch.arange(len(first), device=first.device)
         return torch.where(context.layout.live[:: self.ratio], first, own)
-
-    def _grouped_output(self, out: Tensor) -> Tensor:
-        """Block-diagonal wo_a: each group's heads to its own o_lora channels -> [T, groups*o_lora]."""
-        by_group = out.reshape(out.shape[0], self.groups, -1).transpose(0, 1)
-        weight = self.wo_a.weight.unflatten(0, (self.groups, -1))
-        return torch.bmm(by_group, weight.mT).transpose(0, 1).flatten(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+CHUNK = 4096
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64, SplitMix64's increment
 _FIRST = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _SECOND = -7723592293110705685  # 0x94D049BB133111EB
@@ -24,6 +25,15 @@ def initial_rows(ids: Tensor, dim: int, *, layer: int, seed: int, std: float) ->
     second = _mixed(start + (counter * 2 + 1) * _GOLDEN)
     radius = torch.sqrt(-2 * torch.log1p(-_unit(first)))
     return (radius * torch.cos(_unit(second) * (2 * torch.pi)) * std).float()
+
+
+def initial_table(rows: int, dim: int, *, layer: int, seed: int, std: float) -> Tensor:
+    """`initial_rows` of all row ids in turn, some at a time: the hash needs ten times the room."""
+    table = torch.empty(rows, dim)
+    for low in range(0, rows, CHUNK):
+        ids = torch.arange(low, min(low + CHUNK, rows))
+        table[low : low + CHUNK] = initial_rows(ids, dim, layer=layer, seed=seed, std=std)
+    return table
 
 
 def _unit(bits: Tensor) -> Tensor:

@@ -39,8 +39,31 @@ class Engram(nn.Module):
         return added.to(streams.dtype), mean
 
     def _gate(self, x: Tensor, key: Tensor) -> Tensor:
-        weight = self.q_weight.float() * self.k_weight.float()
-        dot = (x * weight * key).sum(-1)
-        dot = dot * torch.rsqrt(x.square().mean(-1) + self.eps)
-        dot = dot * torch.rsqrt(key.square().mean(-1) + self.eps) * x.shape[-1] ** -0.5
+        dot = _NormalisedDot.apply(x, key, self.q_weight.float() * self.k_weight.float(), self.eps)
         return torch.sigmoid(torch.copysign(dot.abs().clamp_min(SMALLEST_DOT).sqrt(), dot))
+
+
+class _NormalisedDot(torch.autograd.Function):
+    """sum_D(x * weight * key) / (rms(x) rms(key)) * D^-1/2: [T, M, D], [M, D] -> [T, M], fp32.
+
+    Keeps its two inputs and three numbers a stream; autograd would keep four more [T, M, D].
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, key: Tensor, weight: Tensor, eps: float):  # type: ignore[override]
+        x_scale = torch.rsqrt(x.square().mean(-1) + eps)
+        key_scale = torch.rsqrt(key.square().mean(-1) + eps)
+        scale = x_scale * key_scale * x.shape[-1] ** -0.5
+        dot = (x * weight * key).sum(-1) * scale
+        ctx.save_for_backward(x, key, weight, x_scale, key_scale, dot)
+        return dot
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[override]
+        x, key, weight, x_scale, key_scale, dot = ctx.saved_tensors
+        width = x.shape[-1]
+        by_sum = (grad * x_scale * key_scale * width**-0.5)[..., None]
+        by_norm = grad * dot / width
+        grad_x = by_sum * weight * key - (by_norm * x_scale.square())[..., None] * x
+        grad_key = by_sum * weight * x - (by_norm * key_scale.square())[..., None] * key
+        return grad_x, grad_key, (by_sum * x * key).sum(0), None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from model.config import ModelConfig
-from model.engram.init import initial_rows
+from model.engram.init import initial_table
 from model.engram.rows import EngramRows
 
 
@@ -34,12 +34,12 @@ class LocalStore:
     tables over processes starts from the same numbers.
     """
 
-    def __init__(self, config: ModelConfig, *, seed: int, device: torch.device | None = None) -> None:
+    def __init__(self, config: ModelConfig, *, seed: int) -> None:
         self.layers = config.engram_layers
         self.rows = config.engram_num_embeddings[: len(self.layers)]
         std, dim = config.initializer_range, config.engram_head_dim
         self.weight = [
-            initial_rows(torch.arange(count, device=device), dim, layer=n, seed=seed, std=std)
+            initial_table(count, dim, layer=n, seed=seed, std=std)
             for n, count in zip(self.layers, self.rows, strict=True)
         ]
 

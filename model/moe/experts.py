@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.config import ModelConfig
@@ -61,9 +60,24 @@ class SharedExpert(nn.Module):
         self.limit = config.swiglu_limit
 
     def forward(self, x: Tensor) -> Tensor:
-        gate = F.silu(self.w1(x).float().clamp_max(self.limit))
-        up = self.w3(x).float().clamp(-self.limit, self.limit)
-        return self.w2((gate * up).to(x.dtype))
+        return self.w2(_ClampedSwiGLU.apply(self.w1(x), self.w3(x), self.limit))
+
+
+class _ClampedSwiGLU(torch.autograd.Function):
+    """Keeps the two pre-activations alone."""
+
+    @staticmethod
+    def forward(ctx, gate: Tensor, up: Tensor, limit: float) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(gate, up)
+        ctx.limit = limit
+        return _swiglu(gate, up, limit)[0].to(gate.dtype)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[override]
+        gate, up = ctx.saved_tensors
+        _, by_gate, by_up = _swiglu(gate, up, ctx.limit, slopes=True)
+        grad = grad.float()
+        return by_gate.mul_(grad).to(gate.dtype), by_up.mul_(grad).to(up.dtype), None
 
 
 class _RoutedExperts(torch.autograd.Function):

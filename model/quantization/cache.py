@@ -89,20 +89,20 @@ def _fp8_round(x: Tensor) -> Tensor:
     # The scale is a power of two, so rounding x / scale to E4M3 (3 mantissa bits, smallest normal
     # 2^-6) and scaling back is rounding x itself, in place of its quotient.
     magnitude = x.abs()
-    scale = _pow2_ceil(_group_max(magnitude).clamp_min_(1e-4).div_(_FP8_MAX))
+    scale = _pow2_ceil(_ratio(_group_max(magnitude), floor=1e-4, top=_FP8_MAX))
     return _round_mantissa(x, magnitude, smallest_binade=scale.mul_(2.0**-6), mantissa_bits=3)
 
 
 def _mxfp4_round(x: Tensor) -> Tensor:
     # As for fp8, with E2M1: 1 mantissa bit, smallest normal 1.
     magnitude = x.abs()
-    scale = _pow2_ceil(_group_max(magnitude).clamp_min_(_FP4_MAX * 2.0**-126).div_(_FP4_MAX))
+    scale = _pow2_ceil(_ratio(_group_max(magnitude), floor=_FP4_MAX * 2.0**-126, top=_FP4_MAX))
     return _round_mantissa(x, magnitude, smallest_binade=scale, mantissa_bits=1)
 
 
 def _nvfp4_round(x: Tensor) -> Tensor:
     magnitude = x.abs()
-    scale = _group_max(magnitude).clamp_min_(_FP4_MAX * 2.0**-9).div_(_FP4_MAX)
+    scale = _ratio(_group_max(magnitude), floor=_FP4_MAX * 2.0**-9, top=_FP4_MAX)
     scale = scale.clamp_max_(_FP8_MAX).to(torch.float8_e4m3fn).float()
     quotient = (x / scale).clamp_(-_FP4_MAX, _FP4_MAX)
     one = torch.ones((), dtype=torch.float32, device=x.device)
@@ -114,6 +114,13 @@ def _group_max(magnitude: Tensor) -> Tensor:
     """Largest of each group [..., 1]. Bits of non-negative floats order as integers do (NaN last),
     and integer reductions are several times faster on a CPU."""
     return magnitude.view(torch.int32).amax(-1, keepdim=True).view(torch.float32)
+
+
+def _ratio(amax: Tensor, *, floor: float, top: float) -> Tensor:
+    """max(amax, floor) / top, in place."""
+    # Not by a Python number: on CUDA that multiplies by the reciprocal, and one last bit more at a
+    # power of two doubles the scale.
+    return amax.clamp_min_(floor).div_(amax.new_full((), top))
 
 
 def _pow2_ceil(x: Tensor) -> Tensor:

@@ -1,0 +1,107 @@
+"""From query latents to the grouped output projection, tile by tile.
+
+Memory is bounded by a workspace, never by S: nothing of shape [heads, S, S] or [heads, S, groups]
+exists, and neither do the queries or the outputs of a whole sequence, heads * head_dim numbers a
+token (at the released sizes six times the hidden size, each). Backward rebuilds a tile's queries and
+probabilities from the saved latents. At a fixed window and top-k the cost is linear in tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model.attention.tiles import KeyGradients, Keys, Tile
+from model.rope import turned
+
+
+@dataclass(frozen=True)
+class AttentionSettings:
+    heads: int
+    window: int
+    groups: int
+    workspace_bytes: int
+
+
+def attend(
+    q_latent: Tensor,
+    wq_b: Tensor,
+    wo_a: Tensor,
+    kv: Tensor,
+    sink: Tensor,
+    *,
+    turn: Tensor,
+    start: Tensor,
+    entries: Tensor | None,
+    selected: Tensor | None,
+    settings: AttentionSettings,
+) -> Tensor:
+    """Attention over window keys, selected entries and a sink, in one softmax of scale d^-1/2.
+
+    q_latent [T, q_lora] with wq_b [H*d, q_lora] gives the queries, rotated by turn [T, rope/2]
+    complex64. kv [T, d] is one head of rotated keys that are the values too; sink [H] enters the
+    denominator only. start [T] int64 is the first flat index a query may look at, t + 1 where it may
+    look at nothing (its output is 0). entries [G, d] with selected [T, K] int64, -1 where absent, or
+    both None. Outputs are rotated back and go through wo_a [groups * o_lora, H*d / groups], each
+    group of heads through its own rows. Returns [T, groups * o_lora] in q_latent's dtype.
+    """
+    return _Attend.apply(
+        q_latent, wq_b, wo_a, kv, sink, entries, turn, start, selected, settings
+    )
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q_latent, wq_b, wo_a, kv, sink, entries, turn, start, selected, settings):  # type: ignore[override]
+        ctx.save_for_backward(q_latent, wq_b, wo_a, kv, sink, entries, turn, start, selected)
+        ctx.settings = settings
+        keys = Keys.of(kv, start, sink, entries, selected, settings.window)
+        out = q_latent.new_empty(q_latent.shape[0], wo_a.shape[0])
+        for low, high in keys.tiles(settings.heads, settings.workspace_bytes):
+            q = _queries(q_latent[low:high], wq_b, turn[low:high], settings)
+            seen = turned(Tile(keys, q, low).output().to(q.dtype), turn[low:high].conj())
+            out[low:high] = _grouped(seen, wo_a, settings)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[override]
+        q_latent, wq_b, wo_a, kv, sink, entries, turn, start, selected = ctx.saved_tensors
+        settings, kind = ctx.settings, q_latent.dtype
+        keys = Keys.of(kv, start, sink, entries, selected, settings.window)
+        into = KeyGradients.zeros(keys)
+        grad_latent = torch.empty_like(q_latent)
+        grad_wq_b = torch.zeros_like(wq_b, dtype=torch.float32)
+        grad_wo_a = torch.zeros_like(wo_a, dtype=torch.float32)
+        by_group = grad_wo_a.unflatten(0, (settings.groups, -1))
+        for low, high in keys.tiles(settings.heads, settings.workspace_bytes):
+            here = turn[low:high]
+            tile = Tile(keys, _queries(q_latent[low:high], wq_b, here, settings), low)
+            seen = _by_group(turned(tile.output().to(kind), here.conj()), settings)
+            by_out = grad[low:high].unflatten(1, (settings.groups, -1)).transpose(0, 1)
+            by_group += torch.bmm(by_out.mT, seen)
+            by_seen = torch.bmm(by_out, wo_a.unflatten(0, (settings.groups, -1)))
+            by_seen = by_seen.transpose(0, 1).reshape(high - low, settings.heads, -1)
+            by_q = tile.backward(turned(by_seen, here), into).to(kind)
+            by_q = turned(by_q, here.conj()).flatten(1)
+            grad_latent[low:high] = by_q @ wq_b
+            grad_wq_b += by_q.t() @ q_latent[low:high]
+        near = into.near[settings.window - 1 :][: kv.shape[0]].to(kv.dtype)
+        far = None if into.entries is None else into.entries.to(entries.dtype)
+        by_weight = grad_wq_b.to(wq_b.dtype), grad_wo_a.to(wo_a.dtype)
+        return grad_latent, *by_weight, near, into.sink.to(sink.dtype), far, *[None] * 4
+
+
+def _queries(latent: Tensor, wq_b: Tensor, turn: Tensor, settings: AttentionSettings) -> Tensor:
+    return turned((latent @ wq_b.t()).unflatten(-1, (settings.heads, -1)), turn)
+
+
+def _by_group(seen: Tensor, settings: AttentionSettings) -> Tensor:
+    """[Q, H, d] -> [groups, Q, H*d / groups], a view."""
+    return seen.reshape(seen.shape[0], settings.groups, -1).transpose(0, 1)
+
+
+def _grouped(seen: Tensor, wo_a: Tensor, settings: AttentionSettings) -> Tensor:
+    weight = wo_a.unflatten(0, (settings.groups, -1))
+    return torch.bmm(_by_group(seen, settings), weight.mT).transpose(0, 1).flatten(1)
