@@ -44,6 +44,7 @@ def place(inputs: Tensors, config: ModelConfig) -> Documents:
             f"{inputs.path}: input_ids {list(ids.shape)} and labels {list(labels.shape)} must be "
             "rows of one shape"
         )
+    _expect_tokens(inputs, config.vocab_size)
     lengths = _lengths(inputs)
     step = config.alignment
     ends = [sum(-(-n // step) * step for n in row) for row in lengths]
@@ -69,6 +70,17 @@ def place(inputs: Tensors, config: ModelConfig) -> Documents:
             target += -(-n // step) * step
     row_of, case_column, column = torch.tensor(places).unbind(1)
     return Documents(out, aligned_labels, row_of, case_column, column)
+
+
+def _expect_tokens(inputs: Tensors, vocab_size: int) -> None:
+    for name in ("input_ids", "labels"):
+        ids = inputs[name]
+        outside = ((ids < 0) | (ids >= vocab_size)) & ((ids != IGNORED) | (name == "input_ids"))
+        if outside.any():
+            raise CaseError(
+                f"{inputs.path}: {name} holds {int(ids[outside][0])}, no token of a vocabulary of "
+                f"{vocab_size}"
+            )
 
 
 def _lengths(inputs: Tensors) -> list[list[int]]:

@@ -91,7 +91,7 @@ def _config(case: Case) -> ModelConfig:
     try:
         config = ModelConfig.from_released(case.json("config.json"))
         return replace(config, qat=QatConfig(quantised, quantised, quantised))
-    except ValueError as error:
+    except (ValueError, TypeError, AttributeError) as error:  # an entry of another type, too
         raise CaseError(f"{case.folder / 'config.json'}: {error}") from None
 
 

@@ -85,6 +85,17 @@ def test_unknown_inputs_and_left_padding_are_not_supported(config: ModelConfig) 
         place(inputs(input_ids=ids, labels=ids, attention_mask=mask), config)
 
 
+def test_ids_outside_the_vocabulary_are_named(config: ModelConfig) -> None:
+    ids = torch.tensor([[11, 12, 13, 14]])
+    wrong = torch.tensor([[11, config.vocab_size, 13, 14]])
+    with pytest.raises(CaseError, match="input_ids holds 448"):
+        place(inputs(input_ids=wrong, labels=ids), config)
+    with pytest.raises(CaseError, match="input_ids holds -100"):
+        place(inputs(input_ids=torch.full_like(ids, IGNORED), labels=ids), config)
+    with pytest.raises(CaseError, match="labels holds 448"):
+        place(inputs(input_ids=ids, labels=wrong), config)
+
+
 def test_contradictions_are_named(config: ModelConfig) -> None:
     ids = torch.tensor([[11, 12, 13, 14]])
     with pytest.raises(CaseError, match="rows of one shape"):
