@@ -1,0 +1,1 @@
+"""The composable configuration: a group of options in each folder, one file an option."""

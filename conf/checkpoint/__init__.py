@@ -1,0 +1,1 @@
+"""How often the state is saved, and how many saves stay."""

@@ -1,0 +1,1 @@
+"""Which text, its tokenizer, and how long the packs are."""

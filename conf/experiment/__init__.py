@@ -1,0 +1,1 @@
+"""A whole run: choices in the other groups, and the settings that go with them."""

@@ -1,0 +1,1 @@
+"""How often a step is written to metrics.jsonl and shown."""

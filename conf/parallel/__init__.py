@@ -1,0 +1,1 @@
+"""How the model and the packs are spread over ranks."""

@@ -1,0 +1,78 @@
+"""`dsv41-train`: from the command line to a run's last line. The only place where Hydra runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import NoReturn
+
+from launcher import own_packages
+
+own_packages.claim()  # before the first import of `data`, here and in the loader's processes
+
+import hydra  # noqa: E402
+from hydra._internal.utils import get_args_parser  # noqa: E402
+from hydra.core.hydra_config import HydraConfig  # noqa: E402
+from hydra.types import RunMode  # noqa: E402
+from omegaconf import DictConfig, OmegaConf  # noqa: E402
+
+from launcher import compose, help_text, hydra_launcher  # noqa: E402
+from launcher.problems import Stop  # noqa: E402
+from launcher.submit import submit  # noqa: E402
+from launcher.validate import validate  # noqa: E402
+from trainer.exit_codes import ExitCode  # noqa: E402
+
+
+@hydra.main(version_base="1.3", config_path="pkg://conf", config_name=compose.CONFIG_NAME)
+def _run(cfg: DictConfig) -> NoReturn:
+    """One run. Leaves by SystemExit in every case: Hydra carries no exit code, and would print."""
+    chosen = HydraConfig.get()
+    try:
+        if chosen.mode == RunMode.MULTIRUN:
+            raise Stop(ExitCode.USAGE, "hydra/launcher cannot be replaced; leave it out to sweep.")
+        outcome = submit(
+            validate(cfg),
+            overrides=list(chosen.overrides.task),
+            flags=compose.config_flags(chosen),
+        )
+    except Stop as stop:
+        _refuse(stop)
+    except Exception:
+        _bug()
+    sys.exit(outcome.code)
+
+
+def main() -> NoReturn:
+    """The command's entry point; ends with the exit code of the run."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here, not to Hydra's own printing
+    OmegaConf.register_new_resolver("dsv41_help", help_text.render, replace=True)
+    hydra_launcher.register()
+    try:
+        _run()
+    except Stop as stop:
+        _refuse(stop)
+    except KeyboardInterrupt:
+        print("\nInterrupted; nothing was started.", file=sys.stderr)
+        sys.exit(ExitCode.INTERRUPTED)
+    except Exception as error:
+        problems = compose.diagnose(get_args_parser().parse_args(), error)
+        if problems is None:
+            _bug()
+        _refuse(problems)
+    sys.exit(ExitCode.DONE)  # --help, --cfg and the like come back
+
+
+def _refuse(stop: Stop) -> NoReturn:
+    print(f"dsv41-train: {stop.message}", file=sys.stderr)
+    sys.exit(stop.code)
+
+
+def _bug() -> NoReturn:
+    traceback.print_exc()
+    print("dsv41-train: this should not have happened; please report it.", file=sys.stderr)
+    sys.exit(ExitCode.BUG)
+
+
+if __name__ == "__main__":
+    main()

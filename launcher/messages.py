@@ -1,0 +1,75 @@
+"""The last lines of a command: how it went, where things are, and what to type next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.run_config import RunConfig
+from launcher.run_dir import Attempt, RunFolder
+from trainer.exit_codes import ExitCode
+from trainer.outcome import Outcome
+
+# Ends after which the same command, resumed, would end in the same way.
+FINAL = (ExitCode.CONFIG, ExitCode.BAD_DATA, ExitCode.DIVERGED)
+
+
+def closing(
+    outcome: Outcome,
+    config: RunConfig,
+    *,
+    folder: RunFolder,
+    attempt: Attempt,
+    plot: Path | None,
+    command: Sequence[str],
+) -> str:
+    """What a person reads last. `command`: the words that started this run."""
+    lines = [outcome.message, ""] if outcome.message else [""]
+    lines.append(f"Run     {folder.path}")
+    if plot is not None:
+        lines.append(f"Plot    {plot}")
+    if outcome.code == ExitCode.DONE:
+        lines.append(f"Next    {next_command(config, command)}")
+        return "\n".join(lines)
+    lines.append(f"Log     {attempt.log(0)}")
+    if outcome.code not in FINAL:
+        lines.append(f"Resume  {resume_command(config, command)}")
+    return "\n".join(lines)
+
+
+def next_command(config: RunConfig, command: Sequence[str]) -> str:
+    """Their own text after the built-in one; else the same for twice as long."""
+    kept = [w for w in command if not _sets(w, "id", "resume")]
+    if config.data.source == "embedded":
+        kept = [w for w in kept if not _sets(w, "data", "data.paths", "data.source", "name")]
+        words = [*kept, "data=text", "data.paths=[YOUR.txt]", "name=mine"]
+    else:
+        kept = [w for w in kept if not _sets(w, "train.steps")]
+        words = [*kept, f"train.steps={2 * config.train.steps}"]
+    return shlex.join(words)
+
+
+def resume_command(config: RunConfig, command: Sequence[str]) -> str:
+    """The command that continues this very run."""
+    kept = [w for w in command if not _sets(w, "id", "resume")]
+    return shlex.join([*kept, f"id={config.id}", "resume=auto"])
+
+
+def sweep_table(points: Sequence[str], outcomes: Sequence[Outcome | None]) -> str:
+    """One line a point: how it ended (None = it did not run), after how many steps."""
+    rows = [("ended", "code", "steps", "point")]
+    for point, outcome in zip(points, outcomes, strict=True):
+        if outcome is None:
+            rows.append(("not run", "", "", point))
+        else:
+            rows.append((outcome.reason, str(int(outcome.code)), str(outcome.step), point))
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    return "\n".join(
+        f"{ended:<{widths[0]}}  {code:>{widths[1]}}  {steps:>{widths[2]}}  {point}"
+        for ended, code, steps, point in rows
+    )
+
+
+def _sets(word: str, *names: str) -> bool:
+    return word.partition("=")[0].lstrip("+") in names

@@ -1,0 +1,131 @@
+"""Rules between a run's settings, and between them and this machine.
+
+A rule takes the sections that it needs, by their names in RunConfig (and `environ`), and returns
+one message a problem, with the fix. It is skipped where one of its sections cannot be read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+
+from data.config import DataConfig
+from data.order import sharing_problems
+from launcher.config import LauncherConfig
+from model.config import ModelConfig
+from trainer.config import EvalConfig, ParallelConfig, TrainConfig
+
+Rule = Callable[..., list[str]]
+
+BYTES_PER_WEIGHT = 16  # fp32 weight, gradient and the two moments of AdamW
+
+
+def mesh_fills_ranks(parallel: ParallelConfig, launcher: LauncherConfig) -> list[str]:
+    if parallel.world == launcher.ranks:
+        return []
+    return [
+        f"parallel.dp_replicate={parallel.dp_replicate} x parallel.dp_shard={parallel.dp_shard} "
+        f"is a mesh of {parallel.world} ranks, but launcher={launcher.kind} starts "
+        f"{launcher.ranks}; use parallel=single"
+    ]
+
+
+def environment_fits_plan(parallel: ParallelConfig, environ: Mapping[str, str]) -> list[str]:
+    """Started under torchrun or srun, every rank would be a run of its own."""
+    given = environ.get("WORLD_SIZE")
+    if given is None or given == str(parallel.world):
+        return []
+    return [
+        f"WORLD_SIZE={given} in the environment, but the plan has {parallel.world} rank(s); "
+        "start dsv41-train once, by itself (it starts its own ranks), or unset WORLD_SIZE"
+    ]
+
+
+def step_is_dealt_out_evenly(train: TrainConfig, parallel: ParallelConfig) -> list[str]:
+    if min(train.packs_per_micro_batch, train.packs_per_step, parallel.world) < 1:
+        return []
+    return sharing_problems(
+        packs_per_step=train.packs_per_step,
+        packs_per_micro_batch=train.packs_per_micro_batch,
+        ranks=parallel.world,
+    )
+
+
+def packs_fit_model(data: DataConfig, model: ModelConfig) -> list[str]:
+    return data.model_problems(model)
+
+
+def evaluation_has_documents(data: DataConfig, eval: EvalConfig) -> list[str]:
+    if eval.every <= 0 or data.holdout > 0:
+        return []
+    return [
+        f"eval.every={eval.every} needs documents held out, but data.holdout=0; "
+        "use data.holdout=0.05, or eval.every=0"
+    ]
+
+
+def data_is_there(data: DataConfig) -> list[str]:
+    from data.errors import DataError
+    from data.sources import source_files
+
+    if data.source == "embedded" or not data.paths or not all(data.paths):
+        return []
+    found = []
+    for path in data.paths:
+        try:
+            files = source_files(DataConfig(data.source, data.pack_length, paths=(path,)))
+        except DataError as error:
+            found.append(f"data.paths: {error}")
+            continue
+        found += [
+            f"data.paths: {file}: cannot be read; correct its permissions (chmod +r)"
+            for file in files
+            if not os.access(file, os.R_OK)
+        ]
+    return found
+
+
+def tables_have_their_sizes(model: ModelConfig) -> list[str]:
+    from model.engram.hashing import HashGeometry
+
+    try:
+        HashGeometry.from_config(model)
+    except ValueError as error:
+        return [f"model: {error}"]
+    return []
+
+
+def tokenizer_fits_model(data: DataConfig, model: ModelConfig) -> list[str]:
+    from data.tokenizer import tokenizer_problems
+
+    return tokenizer_problems(data.tokenizer, model) if data.tokenizer else []
+
+
+def model_fits_memory(model: ModelConfig, parallel: ParallelConfig) -> list[str]:
+    """A lower bound only, from the parts that dominate; the system would kill us without a word."""
+    experts = model.num_hidden_layers * model.n_routed_experts
+    weights = 3 * experts * model.hidden_size * model.moe_intermediate_size
+    weights += 2 * model.vocab_size * model.hidden_size
+    weights += sum(model.engram_num_embeddings) * model.engram_head_dim
+    needed = weights * BYTES_PER_WEIGHT
+    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed <= present:
+        return []
+    return [
+        f"model: {weights / 1e9:.1f} B weights need at least {needed / 1e9:,.0f} GB with their "
+        f"gradients and moments, and this machine has {present / 1e9:,.0f} GB; use model=tiny or "
+        "fewer layers, experts or Engram rows"
+    ]
+
+
+RULES: tuple[Rule, ...] = (
+    mesh_fills_ranks,
+    environment_fits_plan,
+    step_is_dealt_out_evenly,
+    packs_fit_model,
+    evaluation_has_documents,
+    data_is_there,
+    tables_have_their_sizes,
+    tokenizer_fits_model,
+    model_fits_memory,
+)

@@ -1,0 +1,212 @@
+"""A run's folder, runs/<name>/<id>/: made whole or not at all, held by one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from launcher import freeze
+from launcher.environment import describe
+from launcher.own_packages import HOME, NAMES
+from launcher.problems import Stop
+from launcher.run_config import RunConfig
+from trainer.exit_codes import ExitCode
+from trainer.outcome import Outcome
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where everything of one run lies."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def code(self) -> Path:
+        """The snapshot of our packages that ranks run."""
+        return self.path / "code"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    @property
+    def plots(self) -> Path:
+        return self.path / "plots"
+
+    def last_attempt(self) -> int:
+        """The number of the newest attempt; 0 when there was none."""
+        if not self.attempts.is_dir():
+            return 0
+        return max((int(p.name) for p in self.attempts.iterdir() if p.name.isdigit()), default=0)
+
+    def attempt(self, number: int) -> Attempt:
+        return Attempt(self.attempts / f"{number:03d}")
+
+    def new_attempt(self) -> Attempt:
+        """Make the folder of the next attempt. FileExistsError if another process just did."""
+        attempt = self.attempt(self.last_attempt() + 1)
+        attempt.path.mkdir(parents=True)
+        return attempt
+
+    def finished(self) -> bool:
+        """Whether the newest attempt trained to the end."""
+        last = self.last_attempt()
+        outcome = self.attempt(last).outcome(0) if last else None
+        return outcome is not None and outcome.code == ExitCode.DONE
+
+    @contextmanager
+    def held(self) -> Iterator[bool]:
+        """Hold the run against other processes; False where one holds it already.
+
+        The lock lies on the folder itself and goes with the process, however that ends.
+        """
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+        finally:
+            os.close(handle)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a run's ranks: attempts/NNN/."""
+
+    path: Path
+
+    @property
+    def number(self) -> int:
+        return int(self.path.name)
+
+    def log(self, rank: int) -> Path:
+        return self.path / f"rank-{rank:05d}.log"
+
+    def outcome_file(self, rank: int) -> Path:
+        return self.path / f"outcome-{rank:05d}.json"
+
+    def outcome(self, rank: int) -> Outcome | None:
+        """How that rank ended; None while it runs, or when it died without a word."""
+        try:
+            return Outcome.from_dict(json.loads(self.outcome_file(rank).read_text("utf-8")))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+    def write_outcome(self, rank: int, outcome: Outcome) -> None:
+        """By a temporary name, so that a reader finds it whole or not at all."""
+        file = self.outcome_file(rank)
+        temporary = file.with_suffix(".tmp")
+        temporary.write_text(json.dumps(outcome.to_dict(), indent=1) + "\n", "utf-8")
+        temporary.replace(file)
+
+    def event(self, kind: str, **details: object) -> None:
+        """Append a line to events.jsonl: what the launcher did and saw, with the time (UTC)."""
+        line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": kind}
+        with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**line, **details}) + "\n")
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """A run that was just made; `parents`: folders made for it on the way, innermost first."""
+
+    folder: RunFolder
+    config: RunConfig
+    parents: tuple[Path, ...]
+
+    def discard(self) -> None:
+        """Leave nothing behind of a run that could not begin."""
+        _remove(self.folder.path, parents=self.parents)
+
+
+def new_id() -> str:
+    """UTC time to the second and six random digits: ids sort by age."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+def create(config: RunConfig, *, overrides: Sequence[str]) -> NewRun:
+    """Make the folder of a new run, exclusively, with an id if `config` has none.
+
+    Filled under a temporary name and renamed, so it appears whole. When that fails nothing is left
+    behind, not even a parent folder made on the way; Stop 73 says what failed and the fix, Stop 78
+    that the id is taken.
+    """
+    config = replace(config, id=config.id or new_id())
+    assert config.id is not None
+    folder = RunFolder(config.home / config.id)
+    temporary = config.home / f".{config.id}.{secrets.token_hex(4)}"
+    made = [p for p in (config.home, *config.home.parents) if not p.exists()]
+    try:
+        temporary.mkdir(parents=True)
+        _fill(RunFolder(temporary), config, overrides)
+        if folder.path.exists():  # rename would silently replace an empty folder
+            raise taken(config)
+        temporary.rename(folder.path)
+    except BaseException as error:
+        _remove(temporary, parents=made)
+        if isinstance(error, OSError):
+            if folder.path.exists():
+                raise taken(config) from error
+            raise Stop(
+                ExitCode.CANNOT_CREATE,
+                f"Cannot create the run's folder {folder.path}: {error.strerror or error}"
+                f" ({error.filename or folder.path}).\n"
+                "Make room there, or make it writable, or choose another place: runs_dir=FOLDER",
+            ) from error
+        raise
+    return NewRun(folder, config, tuple(made))
+
+
+def taken(config: RunConfig) -> Stop:
+    """The refusal of an id that exists."""
+    return Stop(
+        ExitCode.CONFIG,
+        f"id={config.id}: the run {config.home / str(config.id)} exists.\n"
+        "Add resume=auto to continue it, or leave id out to start a new run.",
+    )
+
+
+def runs_of(config: RunConfig) -> list[RunFolder]:
+    """The runs of this name, newest first."""
+    if not config.home.is_dir():
+        return []
+    found = [p for p in config.home.iterdir() if (p / "config.yaml").is_file() and p.name[0] != "."]
+    found.sort(key=lambda p: ((p / "config.yaml").stat().st_mtime_ns, p.name), reverse=True)
+    return [RunFolder(p) for p in found]
+
+
+def _remove(folder: Path, *, parents: Sequence[Path]) -> None:
+    """`folder`, and those of its parents, innermost first, that are empty then."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for parent in parents:
+        try:
+            parent.rmdir()
+        except OSError:
+            return
+
+
+def _fill(folder: RunFolder, config: RunConfig, overrides: Sequence[str]) -> None:
+    folder.config_file.write_text(freeze.to_yaml(config), "utf-8")
+    (folder.path / "overrides.txt").write_text("".join(f"{o}\n" for o in overrides), "utf-8")
+    (folder.path / "env.json").write_text(json.dumps(describe(), indent=1) + "\n", "utf-8")
+    for name in NAMES:
+        shutil.copytree(
+            HOME / name, folder.code / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    for name in ("attempts", "checkpoints", "plots"):
+        (folder.path / name).mkdir()

@@ -1,0 +1,101 @@
+"""A validated run -> its folder, an attempt in this process, and the closing lines."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from launcher import freeze
+from launcher.environment import code_digest
+from launcher.messages import closing
+from launcher.own_packages import HOME
+from launcher.problems import Stop
+from launcher.resume import open_run
+from launcher.run_config import RunConfig
+from launcher.run_dir import Attempt, NewRun, RunFolder
+from launcher.worker import run_here
+from trainer.exit_codes import ExitCode
+from trainer.outcome import Outcome
+
+# Ends that, before the first step of a new run, leave nothing worth keeping.
+COULD_NOT_BEGIN = (
+    ExitCode.BAD_DATA,
+    ExitCode.CANNOT_CREATE,
+    ExitCode.IO_ERROR,
+    ExitCode.CONFIG,
+)
+
+
+def submit(config: RunConfig, *, overrides: Sequence[str], flags: Sequence[str] = ()) -> Outcome:
+    """Run `config` to its end, in its folder, telling a person where everything is.
+
+    overrides: what was given at the command line, kept in the run's folder. flags: options of the
+    command that belong to them (--config-dir). Returns the outcome, also of a refusal.
+    """
+    command = ["dsv41-train", *flags, *overrides]
+    try:
+        with ExitStack() as held:
+            run = open_run(config, overrides=overrides, held=held, say=_say)
+            if isinstance(run, NewRun):
+                return _attempt(run.folder, run.config, command, new=run)
+            return _attempt(run, freeze.load(run.config_file), command)
+    except Stop as stop:
+        print(f"dsv41-train: {stop.message}", file=sys.stderr, flush=True)
+        return Outcome(code=stop.code, reason="not started", step=0, message=stop.message)
+
+
+def _attempt(
+    folder: RunFolder, config: RunConfig, command: Sequence[str], *, new: NewRun | None = None
+) -> Outcome:
+    attempt = _begin(folder, config)
+    outcome = run_here(config, folder, attempt)
+    if new is not None and outcome.code in COULD_NOT_BEGIN and outcome.step == 0:
+        new.discard()
+        print(f"dsv41-train: {outcome.message}", file=sys.stderr, flush=True)
+        return outcome
+    attempt.event("end", **outcome.to_dict())
+    text = closing(
+        outcome, config, folder=folder, attempt=attempt, plot=_plot(folder), command=command
+    )
+    print(text, file=sys.stdout if outcome.code == ExitCode.DONE else sys.stderr, flush=True)
+    return outcome
+
+
+def _begin(folder: RunFolder, config: RunConfig) -> Attempt:
+    """A new attempt, and this process ready to run it."""
+    here = code_digest(HOME)
+    try:
+        attempt = folder.new_attempt()
+        attempt.event(
+            "start",
+            backend=config.launcher.kind,
+            ranks=config.launcher.ranks,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            code_sha256=here,
+        )
+    except OSError as error:
+        raise Stop(
+            ExitCode.CANNOT_CREATE,
+            f"Cannot begin an attempt in {folder.attempts}: {error.strerror}.\n"
+            "Make room there, or make it writable.",
+        ) from error
+    if code_digest(folder.code) != here:
+        _say(f"The code has changed since the run was made; this attempt runs {HOME}.")
+    # For all processes that this one starts: a user's own data/ must not shadow ours in them.
+    os.environ["PYTHONSAFEPATH"] = "1"
+    os.environ["PYTHONPATH"] = str(folder.code)
+    return attempt
+
+
+def _plot(folder: RunFolder) -> Path | None:
+    """The picture of the run's metrics, drawn now; None when there is nothing to draw."""
+    return None
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

@@ -1,0 +1,46 @@
+"""`dsv41 plot|verify`: tools around runs. A command's module is imported when it is used."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from launcher import own_packages
+
+own_packages.claim()  # before the first import of `data`
+
+from trainer.exit_codes import ExitCode  # noqa: E402
+
+# name: (module with add_arguments(parser) and run(args) -> exit code, what it does)
+COMMANDS = {
+    "plot": ("trainer.plot", "draw the loss curves of runs to a PNG"),
+    "verify": ("launcher.verify.command", "check this installation against reference cases"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command's entry point: returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    overview = argparse.ArgumentParser(
+        prog="dsv41",
+        description="Tools around training runs; dsv41-train starts a run.",
+        epilog="dsv41 COMMAND --help tells more.",
+    )
+    chosen = overview.add_subparsers(metavar="COMMAND", dest="command", required=True)
+    for name, (_, purpose) in COMMANDS.items():
+        chosen.add_parser(name, help=purpose, add_help=False)
+    name = overview.parse_known_args(argv)[0].command
+    rest = list(argv)
+    rest.remove(name)
+    module = importlib.import_module(COMMANDS[name][0])
+    parser = argparse.ArgumentParser(prog=f"dsv41 {name}", description=COMMANDS[name][1])
+    module.add_arguments(parser)
+    try:
+        return module.run(parser.parse_args(rest))
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""The composed Hydra configuration -> RunConfig, or everything that is wrong with it at once."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.problems import ConfigProblems, did_you_mean, one_line
+from launcher.rules import RULES
+from launcher.run_config import RunConfig
+from launcher.schema import ABSENT, BROKEN, Report, sections, setting_names
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+def validate(cfg: DictConfig, *, environ: Mapping[str, str] = os.environ) -> RunConfig:
+    """The run that `cfg` describes, with all paths absolute. ConfigProblems lists all mistakes."""
+    config, report = examine(cfg, environ=environ)
+    if config is None:
+        raise ConfigProblems(messages(report))
+    return config
+
+
+def examine(
+    cfg: DictConfig, *, environ: Mapping[str, str] = os.environ
+) -> tuple[RunConfig | None, Report]:
+    """Like `validate`, but what is wrong comes back as a Report; the config is None then.
+
+    Rules between settings are tried wherever the sections that they need can be read, so that one
+    mistake hides no other.
+    """
+    report = Report()
+    tree = _plain(cfg, report=report, path="")
+    parts = {
+        name: value
+        for name, value in sections(RunConfig, tree, report=report).items()
+        if value is not BROKEN
+    }
+    given = {"environ": environ, **parts}
+    for rule in RULES:
+        needed = inspect.signature(rule).parameters
+        if all(name in given for name in needed):
+            found = rule(**{name: given[name] for name in needed})
+            report.mistakes.extend(p for p in found if p not in report.mistakes)
+    if report:
+        return None, report
+    config = RunConfig(**parts)
+    report.mistakes.extend(config.problems())
+    return (None if report else absolute(config)), report
+
+
+def messages(report: Report) -> list[str]:
+    """One line a problem, each with its fix."""
+    known = [*setting_names(RunConfig), "experiment"]
+    found = []
+    for name in report.unknown:
+        if name == "experiment":
+            fix = "begin your experiment file with the line '# @package _global_'"
+        else:
+            fix = did_you_mean(name, known) or "remove it"
+        found.append(f"{name} is not a setting; {fix}")
+    found += [
+        f"{name} is not set; choose an experiment (+experiment=tiny, see --help) or write "
+        f"{name}=VALUE"
+        for name in report.missing
+    ]
+    return found + report.mistakes
+
+
+def absolute(config: RunConfig) -> RunConfig:
+    """Every path absolute: a run is continued from other folders, and by other processes."""
+    data = config.data
+    tokenizer = data.tokenizer if data.tokenizer == "deepseek" else _absolute(data.tokenizer)
+    data = replace(data, paths=tuple(_absolute(p) for p in data.paths), tokenizer=tokenizer)
+    return replace(config, data=data, runs_dir=_absolute(config.runs_dir))
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(Path(path).expanduser())
+
+
+def _plain(node: Any, *, report: Report, path: str) -> Any:
+    """Dicts and lists of plain values; ABSENT for ???, BROKEN for interpolations that fail."""
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    in_list = not isinstance(node, DictConfig)
+    out: dict[str, Any] = {}
+    for key in range(len(node)) if in_list else list(node.keys()):
+        name = f"{path}[{key}]" if in_list else f"{path}.{key}" if path else str(key)
+        try:
+            # is_missing follows interpolations, so a reference to ??? is missing too.
+            if OmegaConf.is_missing(node, key):
+                out[str(key)] = ABSENT
+                continue
+            value = node[key]
+        except OmegaConfBaseException as error:
+            raw = OmegaConf.to_container(node, resolve=False)[key]  # pyright: ignore
+            reason = one_line(str(error).split("\n")[0])
+            report.mistakes.append(
+                f"{name}={raw} cannot be resolved ({reason}); "
+                "correct the name inside ${...} or write the value"
+            )
+            out[str(key)] = BROKEN
+            continue
+        is_container = OmegaConf.is_config(value)
+        out[str(key)] = _plain(value, report=report, path=name) if is_container else value
+    return list(out.values()) if in_list else out

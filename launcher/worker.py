@@ -1,0 +1,159 @@
+"""One rank: read the frozen configuration, train, and write how it ended, in every case.
+
+As a process of its own: `python -P -m launcher.worker RUN_DIR`, with PYTHONPATH on the run's code
+snapshot and RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment. Never runs Hydra.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from launcher import own_packages
+
+own_packages.claim()  # before the first import of `data`, here and in the loader's processes
+
+from launcher import freeze  # noqa: E402
+from launcher.failures import outcome_of  # noqa: E402
+from launcher.problems import Stop  # noqa: E402
+from launcher.run_config import RunConfig  # noqa: E402
+from launcher.run_dir import Attempt, RunFolder  # noqa: E402
+from launcher.tee import logged  # noqa: E402
+from trainer.exit_codes import ExitCode  # noqa: E402
+from trainer.outcome import Outcome  # noqa: E402
+
+USAGE = "usage: python -P -m launcher.worker RUN_DIR    (with RANK and WORLD_SIZE set)"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The rank that the environment names, of the newest attempt of the run in argv[0]."""
+    argv = sys.argv[1:] if argv is None else argv
+    if len(argv) != 1 or argv[0].startswith("-"):
+        print(USAGE, file=sys.stderr)
+        return ExitCode.USAGE
+    folder = RunFolder(Path(argv[0]).absolute())
+    try:
+        rank, world = _place()
+        config = _frozen(folder)
+    except Stop as stop:
+        print(stop.message, file=sys.stderr)
+        return stop.code
+    attempt = folder.attempt(max(1, folder.last_attempt()))
+    attempt.path.mkdir(parents=True, exist_ok=True)
+
+    def work() -> Outcome:
+        _check_origin(folder)
+        _check_world(config, world)
+        with _process_group(world):
+            return _train(config, folder, attempt)
+
+    outcome = run_rank(work, attempt=attempt, rank=rank)
+    if outcome.message and rank == 0:
+        print(outcome.message, file=sys.stderr)
+    return outcome.code
+
+
+def run_here(config: RunConfig, folder: RunFolder, attempt: Attempt) -> Outcome:
+    """The only rank of a run, in this process; returns how it ended instead of raising."""
+    return run_rank(lambda: _train(config, folder, attempt), attempt=attempt, rank=0)
+
+
+def run_rank(work: Callable[[], Outcome], *, attempt: Attempt, rank: int) -> Outcome:
+    """Do `work` with all output in the rank's log, and leave its outcome file whatever happens.
+
+    Only rank 0 speaks on the terminal. A traceback goes to the log alone.
+    """
+    with logged(attempt.log(rank), speaks=rank == 0) as log:
+        try:
+            outcome = work()
+        except BaseException as error:
+            log.write(traceback.format_exc())
+            outcome = outcome_of(error, log=attempt.log(rank))
+        log.write(f"outcome: {outcome.reason}, exit code {int(outcome.code)}. {outcome.message}\n")
+    try:
+        attempt.write_outcome(rank, outcome)
+    except OSError as error:  # a full disk; the exit code still tells
+        print(f"{attempt.outcome_file(rank)}: {error.strerror}", file=sys.stderr)
+    return outcome
+
+
+def _train(config: RunConfig, folder: RunFolder, attempt: Attempt) -> Outcome:
+    from trainer.loop import train
+    from trainer.ranks import Ranks
+
+    return train(
+        config,
+        run_dir=folder.path,
+        attempt=attempt.number,
+        ranks=Ranks.from_process_group(),
+        resume=attempt.number > 1,
+        say=_say,
+    )
+
+
+def _place() -> tuple[int, int]:
+    try:
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError) as error:
+        raise Stop(
+            ExitCode.USAGE, f"RANK and WORLD_SIZE must be set to whole numbers ({error}).\n{USAGE}"
+        ) from error
+
+
+def _frozen(folder: RunFolder) -> RunConfig:
+    try:
+        return freeze.load(folder.config_file)
+    except OSError as error:
+        raise Stop(
+            ExitCode.CONFIG,
+            f"{folder.path} holds no readable config.yaml ({error.strerror}); name a run's folder",
+        ) from error
+
+
+def _check_origin(folder: RunFolder) -> None:
+    """The run's own snapshot, or a bug: code edited since would train in silence."""
+    found = own_packages.strangers(folder.code)
+    if found:
+        raise Stop(
+            ExitCode.BUG,
+            f"This rank must run the code in {folder.code}, but it imported {', '.join(found)}.\n"
+            f"Start it with PYTHONSAFEPATH=1 and PYTHONPATH={folder.code}",
+        )
+
+
+def _check_world(config: RunConfig, world: int) -> None:
+    planned = config.parallel.world
+    if world != planned:
+        raise Stop(
+            ExitCode.CONFIG,
+            f"WORLD_SIZE={world}, but the plan has {planned} rank(s) (parallel.dp_replicate="
+            f"{config.parallel.dp_replicate} x parallel.dp_shard={config.parallel.dp_shard}).\n"
+            f"Start {planned} rank(s), or make a run with another mesh.",
+        )
+
+
+@contextmanager
+def _process_group(world: int) -> Iterator[None]:
+    """The default process group of a run with several ranks; none for one rank."""
+    if world == 1:
+        yield
+        return
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
