@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -329,7 +330,7 @@ def test_two_ranks_save_shards_and_agree_on_failure(tmp_path, open_checkpoints):
 
 def test_the_samples_of_a_resume_must_be_the_same():
     saved = state(3)
-    saved.require_same_samples(FRESH, folder="step_3")
+    saved.require_same_samples(FRESH, folder=Path("step_3"))
     for change, message in [
         ({"data_fingerprint": "other"}, "documents are not those"),
         ({"plan_fingerprint": "other"}, "packed otherwise"),
@@ -338,4 +339,4 @@ def test_the_samples_of_a_resume_must_be_the_same():
     ]:
         now = TrainState(**{**vars(FRESH), **change})
         with pytest.raises(ValueError, match=message):
-            saved.require_same_samples(now, folder="step_3")
+            saved.require_same_samples(now, folder=Path("step_3"))
