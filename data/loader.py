@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import signal
+import weakref
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -48,8 +50,13 @@ def batches(
     source = _MicroBatches(
         packs, seed, first_step, steps, packs_per_step, packs_per_micro_batch, rank, ranks
     )
-    stream = _in_workers(source, workers) if workers and steps else source
-    return _by_step(stream, micro_batches)
+    if not workers or not steps:
+        return _by_step(source, micro_batches)
+    stream = _by_step(_in_workers(source, workers), micro_batches)
+    # A process that ends with the stream open would wait for its workers for ever: the exit
+    # handler of multiprocessing stops them by SIGTERM, which they ignore. Ours runs before it.
+    atexit.register(_close, weakref.ref(stream))
+    return stream
 
 
 def eval_batches(
@@ -137,6 +144,11 @@ def _in_workers(source: _MicroBatches, workers: int) -> Iterator[Batch]:
         return iter(loader)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _close(stream: weakref.ref[Generator]) -> None:
+    if (living := stream()) is not None:
+        living.close()
 
 
 def _as_is(batch: Any) -> Any:

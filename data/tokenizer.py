@@ -62,9 +62,16 @@ def tokenizer_problems(name: str, model: ModelConfig) -> list[str]:
     A tokenizer smaller than the model's vocabulary is fine: the released one has spare entries.
     """
     try:
-        size = len(load_tokenizer(name))
+        tokenizer = load_tokenizer(name)
     except ValueError as error:
         return [str(error)]
+    size = len(tokenizer)
+    highest = max(tokenizer.get_vocab().values(), default=-1)
+    if highest != size - 1:
+        return [
+            f"data.tokenizer={name} has {size:,} tokens but ids up to {highest:,}; Engram needs "
+            "ids without gaps: renumber its tokens"
+        ]
     found = []
     if size > model.vocab_size:
         found.append(

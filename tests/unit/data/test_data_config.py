@@ -1,11 +1,15 @@
 """Configuration that cannot work is named with its fix."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from data.config import DataConfig
 from data.corpus import data_problems, load_corpus
+
+TOKENIZER = Path(__file__).parents[2] / "golden" / "tokenizer.json"
 
 
 def only(problems: list[str]) -> str:
@@ -73,6 +77,17 @@ def test_a_tokenizer_larger_than_the_vocabulary(make_data, make_model):
     problem = only(data_problems(make_data(), make_model(vocab_size=399)))
     assert "400" in problem
     assert "399" in problem
+
+
+def test_a_tokenizer_with_gaps_in_its_ids(make_data, model, tmp_path):
+    spec = json.loads(TOKENIZER.read_text(encoding="utf-8"))
+    last = max(spec["model"]["vocab"], key=spec["model"]["vocab"].get)
+    spec["model"]["vocab"][last] = 420
+    path = tmp_path / "gaps.json"
+    path.write_text(json.dumps(spec), encoding="utf-8")
+    problem = only(data_problems(make_data(tokenizer=str(path)), model))
+    assert "400" in problem
+    assert "420" in problem
 
 
 def test_a_special_token_past_the_tokenizer(make_data, make_model):
