@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import NoReturn
 
 from launcher import own_packages
@@ -18,6 +19,7 @@ from hydra.types import RunMode  # noqa: E402
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
 
 from launcher import compose, help_text, hydra_launcher  # noqa: E402
+from launcher.failures import Terminated, terminable  # noqa: E402
 from launcher.problems import Stop  # noqa: E402
 from launcher.submit import submit  # noqa: E402
 from launcher.validate import validate  # noqa: E402
@@ -46,21 +48,34 @@ def _run(cfg: DictConfig) -> NoReturn:
 def main() -> NoReturn:
     """The command's entry point; ends with the exit code of the run."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here, not to Hydra's own printing
+    sys.argv[1:] = together(sys.argv[1:])
     OmegaConf.register_new_resolver("dsv41_help", help_text.render, replace=True)
     hydra_launcher.register()
     try:
-        _run()
+        with terminable():
+            _run()
     except Stop as stop:
         _refuse(stop)
     except KeyboardInterrupt:
-        print("\nInterrupted; nothing was started.", file=sys.stderr)
-        sys.exit(ExitCode.INTERRUPTED)
+        _refuse(Stop(ExitCode.INTERRUPTED, "interrupted; nothing was started."))
+    except Terminated:
+        _refuse(Stop(ExitCode.AGAIN, "asked to stop; nothing was started."))
     except Exception as error:
         problems = compose.diagnose(get_args_parser().parse_args(), error)
         if problems is None:
             _bug()
         _refuse(problems)
     sys.exit(ExitCode.DONE)  # --help, --cfg and the like come back
+
+
+def together(argv: Sequence[str]) -> list[str]:
+    """`argv` with all overrides in one place; argparse knows no others (`a=1 -m b=2`)."""
+    args, unknown = get_args_parser().parse_known_args(argv)
+    stray = [word for word in unknown if not word.startswith("-")]
+    if not stray:
+        return list(argv)
+    overrides = [*args.overrides, *stray]
+    return [*overrides, *(word for word in argv if word not in overrides)]
 
 
 def _refuse(stop: Stop) -> NoReturn:

@@ -113,7 +113,7 @@ def explain(text: str, error: Exception, *, groups: Sequence[str], sweeping: boo
         if name in groups:
             return f"{text}: {name} has no choice to replace yet; write +{text.lstrip('+')}"
         return f"{name} is not a setting; {_near(name, groups)}"
-    already = ("Multiple values for", "already in", "already at")
+    already = ("Multiple values for", "more than once", "already in", "already at")
     if override.is_add() and any(part in message for part in already):
         return f"{text}: {name} is set already; write {text.lstrip('+')}"
     if isinstance(error.__cause__, ConfigAttributeError | ConfigKeyError):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import errno
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from launcher.problems import Stop
@@ -13,30 +17,60 @@ _REFUSED = {errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EISDIR}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
+class Terminated(BaseException):
+    """SIGTERM came while nobody was ready to note it and go on to a checkpoint."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """While entered, SIGTERM raises Terminated; by default it ends a process without a word.
+
+    The trainer replaces this while it trains, and puts it back.
+    """
+
+    def leave(number: int, frame: object) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def outcome_of(error: BaseException, *, log: Path) -> Outcome:
     """What `error` means; `log` is the file that holds its traceback.
 
     The step is 0: the trainer knows it, and the exception came past the trainer.
     """
-    from trainer.failures import failure_outcome
-
-    if known := failure_outcome(error, step=0):
-        return known
-    text = str(error).strip() or type(error).__name__
     if isinstance(error, KeyboardInterrupt):
         return Outcome(ExitCode.INTERRUPTED, "interrupted", 0, "Stopped before the first step.")
+    if isinstance(error, Terminated):
+        return Outcome(ExitCode.AGAIN, "stopped", 0, "Asked to stop before the first step.")
     if isinstance(error, Stop):
         return Outcome(error.code, "refused", 0, error.message)
+    if known := _known_to_trainer(error):
+        return known
+    text = str(error).strip() or type(error).__name__
     if isinstance(error, OSError):
         return _of_os_error(error, log=log)
-    if isinstance(error, FloatingPointError):
-        return Outcome(ExitCode.DIVERGED, "diverged", 0, text)
     where = f"The traceback is in {log}"
     if isinstance(error, ValueError):
         return Outcome(ExitCode.CONFIG, "bad configuration", 0, f"{text}\n{where}")
     told = f"{type(error).__name__}: {text.partition(chr(10))[0][:300]}"
     message = f"This should not have happened: {told}\n{where}; please report it."
     return Outcome(ExitCode.BUG, "bug", 0, message)
+
+
+def _known_to_trainer(error: BaseException) -> Outcome | None:
+    try:
+        from trainer.failures import failure_outcome
+    except ImportError:  # what failed may be the import of torch
+        return None
+    return failure_outcome(error, step=0)
 
 
 def _of_os_error(error: OSError, *, log: Path) -> Outcome:

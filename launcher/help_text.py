@@ -21,14 +21,20 @@ dsv41-train trains DeepSeek-V4.1, with its Engram memory, on this machine.
   dsv41-train +experiment=tiny optim.lr=1e-3,3e-3 -m     one run for each value
   dsv41-train +experiment=tiny resume=auto        go on where the last one was stopped
 
-Groups: choose an option by GROUP=OPTION (an experiment by +experiment=OPTION).
+Groups: choose an option by GROUP=OPTION, an experiment by +experiment=OPTION.
 """
 
 TAIL = """
+Settings outside the groups (all settings with their values: --cfg job):
+  name, id, runs_dir   the run's folder is runs_dir/name/id; an id is made from the time
+  resume               auto = continue the newest unfinished run with these settings; never
+  seed                 of the weights and the order of the packs
+  train.*, eval.*      steps, packs a step, clipping, threads; how often to evaluate
+
 Options of the command:
   --cfg job          print the settings that a command would use, and stop
   --config-dir DIR   add a folder of your own groups: DIR/experiment/mine.yaml, beginning with
-                     '# @package _global_', becomes +experiment=mine
+                     '# @package _global_', then is +experiment=mine
   -m, --multirun     one run for each combination of values given as NAME=A,B
   --hydra-help       options of Hydra, which reads the command line
 
@@ -50,7 +56,7 @@ def _groups() -> Iterator[str]:
     for group in groups:
         yield f"  {group:<12} {_purpose(group)}"
         for option in sorted(loader.get_group_options(group)):
-            yield f"    {option:<14} {_first_comment(_source(loader, group, option))}"
+            yield f"    {option:<14} {first_comment(_source(loader, group, option))}"
 
 
 def _purpose(group: str) -> str:
@@ -74,7 +80,7 @@ def _source(loader: Any, group: str, option: str) -> str:
     return ""
 
 
-def _first_comment(text: str) -> str:
+def first_comment(text: str) -> str:
     for line in text.splitlines():
         if line.startswith("#") and "@package" not in line:
             return line.lstrip("# ")

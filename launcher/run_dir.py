@@ -60,6 +60,16 @@ class RunFolder:
         attempt.path.mkdir(parents=True)
         return attempt
 
+    def is_bare(self) -> bool:
+        """Whether the only attempt left nothing: no checkpoint, no metrics and no traceback."""
+        metrics = self.path / "metrics.jsonl"
+        return (
+            self.last_attempt() == 1
+            and not any((self.path / "checkpoints").glob("step_*"))
+            and not (metrics.exists() and metrics.stat().st_size)
+            and "\nTraceback " not in "\n" + self.attempt(1).log(0).read_text("utf-8")
+        )
+
     def finished(self) -> bool:
         """Whether the newest attempt trained to the end."""
         last = self.last_attempt()

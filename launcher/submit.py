@@ -21,7 +21,7 @@ from launcher.worker import run_here
 from trainer.exit_codes import ExitCode
 from trainer.outcome import Outcome
 
-# Ends that, before the first step of a new run, leave nothing worth keeping.
+# Ends that, when a new run has done nothing yet, leave nothing worth keeping.
 COULD_NOT_BEGIN = (
     ExitCode.BAD_DATA,
     ExitCode.CANNOT_CREATE,
@@ -53,7 +53,7 @@ def _attempt(
 ) -> Outcome:
     attempt = _begin(folder, config)
     outcome = run_here(config, folder, attempt)
-    if new is not None and outcome.code in COULD_NOT_BEGIN and outcome.step == 0:
+    if new is not None and outcome.code in COULD_NOT_BEGIN and folder.is_bare():
         new.discard()
         print(f"dsv41-train: {outcome.message}", file=sys.stderr, flush=True)
         return outcome
@@ -94,7 +94,14 @@ def _begin(folder: RunFolder, config: RunConfig) -> Attempt:
 
 def _plot(folder: RunFolder) -> Path | None:
     """The picture of the run's metrics, drawn now; None when there is nothing to draw."""
-    return None
+    from trainer.plot import draw, load_curves
+
+    picture = folder.plots / "metrics.png"
+    try:
+        draw([load_curves(folder.path)], picture)
+    except (ValueError, OSError, KeyboardInterrupt):  # no step yet, a full disk, an impatient user
+        return None
+    return picture
 
 
 def _say(text: str) -> None:

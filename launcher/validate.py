@@ -87,18 +87,20 @@ def _absolute(path: str) -> str:
 def _plain(node: Any, *, report: Report, path: str) -> Any:
     """Dicts and lists of plain values; ABSENT for ???, BROKEN for interpolations that fail."""
     from omegaconf import DictConfig, OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+    from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
     in_list = not isinstance(node, DictConfig)
     out: dict[str, Any] = {}
     for key in range(len(node)) if in_list else list(node.keys()):
         name = f"{path}[{key}]" if in_list else f"{path}.{key}" if path else str(key)
         try:
-            # is_missing follows interpolations, so a reference to ??? is missing too.
             if OmegaConf.is_missing(node, key):
                 out[str(key)] = ABSENT
                 continue
             value = node[key]
+        except InterpolationToMissingValueError:
+            out[str(key)] = BROKEN  # the value that it refers to is reported as missing
+            continue
         except OmegaConfBaseException as error:
             raw = OmegaConf.to_container(node, resolve=False)[key]  # pyright: ignore
             reason = one_line(str(error).split("\n")[0])

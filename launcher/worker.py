@@ -18,7 +18,7 @@ from launcher import own_packages
 own_packages.claim()  # before the first import of `data`, here and in the loader's processes
 
 from launcher import freeze  # noqa: E402
-from launcher.failures import outcome_of  # noqa: E402
+from launcher.failures import outcome_of, terminable  # noqa: E402
 from launcher.problems import Stop  # noqa: E402
 from launcher.run_config import RunConfig  # noqa: E402
 from launcher.run_dir import Attempt, RunFolder  # noqa: E402
@@ -69,7 +69,8 @@ def run_rank(work: Callable[[], Outcome], *, attempt: Attempt, rank: int) -> Out
     """
     with logged(attempt.log(rank), speaks=rank == 0) as log:
         try:
-            outcome = work()
+            with terminable():
+                outcome = work()
         except BaseException as error:
             log.write(traceback.format_exc())
             outcome = outcome_of(error, log=attempt.log(rank))

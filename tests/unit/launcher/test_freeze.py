@@ -1,0 +1,116 @@
+"""config.yaml read back is the configuration that was written, whatever its values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from launcher import freeze
+from launcher.problems import ConfigProblems
+from launcher.run_config import RunConfig
+
+TEXT = st.text(min_size=1).filter(lambda s: "${" not in s)
+# What YAML readers like to take for something else.
+TRAPS = st.sampled_from(
+    [
+        "1e-3",
+        "1.0",
+        "0x1F",
+        "1_000",
+        "null",
+        "~",
+        "true",
+        "no",
+        "2020-01-01",
+        "1:30",
+        "",
+        " x ",
+        "'",
+        "-",
+        "- a",
+        "a: b",
+        "#",
+        "a #b",
+        "{}",
+        "[]",
+        "\n",
+        "\t",
+        "é",
+        "\u2028",
+        "!x",
+        "&a",
+        "*a",
+        "???",
+    ]
+)
+PATHS = st.lists(TEXT | TRAPS.filter(bool), min_size=1, max_size=3).map(tuple)
+POSITIVE = st.floats(min_value=1e-300, max_value=1e300)
+
+
+@settings(
+    deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    lr=POSITIVE,
+    eps=st.sampled_from([1e-3, 1e-20, 1e-8, 5e-324, 1.0, 3e22]),
+    clip=POSITIVE | st.just(math.inf),
+    threads=st.none() | st.integers(1, 2**40),
+    seed=st.integers(0, 2**63),
+    paths=PATHS,
+    field=TEXT | TRAPS.filter(bool),
+    folder=TEXT | TRAPS.filter(bool),
+    name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
+    | st.sampled_from(["1e-3", "1.0", "123", "null", "true", "no", "0x1F", "1_000"]),
+    carried=st.lists(st.tuples(TEXT, TEXT), max_size=2).map(tuple),
+)
+def test_every_value_survives(
+    tiny: RunConfig, *, lr, eps, clip, threads, seed, paths, field, folder, name, carried
+) -> None:
+    config = replace(
+        tiny,
+        name=name,
+        id=name,
+        seed=seed,
+        runs_dir=folder,
+        optim=replace(tiny.optim, lr=lr, final_lr=lr / 2, eps=eps),
+        train=replace(tiny.train, clip_norm=clip, threads=threads),
+        data=replace(tiny.data, source="jsonl", paths=paths, text_field=field),
+        model=replace(tiny.model, carried=carried),
+    )
+    assert freeze.from_yaml(freeze.to_yaml(config), where="here") == config
+
+
+def test_small_floats_are_written_as_numbers(tiny: RunConfig) -> None:
+    import yaml
+
+    config = replace(tiny, optim=replace(tiny.optim, lr=1e-3, eps=1e-20))
+    plain = yaml.safe_load(freeze.to_yaml(config))
+    assert plain["optim"]["lr"] == 1e-3
+    assert plain["optim"]["eps"] == 1e-20
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("seed: 1\n", "", "here: seed is missing"),
+        ("seed: 1\n", "seed: one\n", "here: seed=one must be a whole number"),
+        ("seed: 1\n", "seed: 1\nsede: 2\n", "here: sede is not a setting of this version"),
+        ("seed: 1\n", "seed: [\n", "here: not the configuration of a run"),
+    ],
+)
+def test_a_damaged_file_is_named(tiny: RunConfig, old: str, new: str, told: str) -> None:
+    text = freeze.to_yaml(tiny)
+    assert text.count(old) == 1
+    with pytest.raises(ConfigProblems) as caught:
+        freeze.from_yaml(text.replace(old, new), where="here")
+    assert caught.value.problems[0].startswith(told)
+
+
+def test_differences_name_settings(tiny: RunConfig) -> None:
+    other = replace(tiny, id="x", seed=7, train=replace(tiny.train, steps=9))
+    found = freeze.differences(tiny, other, skip=frozenset({"id"}))
+    assert found == ["seed: 1 -> 7", f"train.steps: {tiny.train.steps} -> 9"]

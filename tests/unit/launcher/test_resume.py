@@ -1,0 +1,138 @@
+"""Which run a command continues, and which it refuses to."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.problems import Stop
+from launcher.resume import open_run
+from launcher.run_config import RunConfig
+from launcher.run_dir import NewRun, RunFolder, create
+from trainer.exit_codes import ExitCode
+from trainer.outcome import Outcome
+
+SECONDS = iter(range(1000, 9000))
+
+
+def made(config: RunConfig, name: str, code: ExitCode | None) -> RunFolder:
+    """A run with one attempt that ended with `code`; None = died without a word."""
+    folder = create(replace(config, id=name), overrides=[]).folder
+    attempt = folder.new_attempt()
+    if code is not None:
+        attempt.write_outcome(0, Outcome(code, "reason", 1))
+    age = next(SECONDS)
+    os.utime(folder.config_file, (age, age))
+    return folder
+
+
+def opened(config: RunConfig) -> tuple[NewRun | RunFolder, str]:
+    said: list[str] = []
+    with ExitStack() as held:
+        return open_run(config, overrides=[], held=held, say=said.append), "\n".join(said)
+
+
+def refused(config: RunConfig) -> str:
+    before = sorted(p for p in Path(config.runs_dir).rglob("*"))
+    with pytest.raises(Stop) as caught:
+        opened(config)
+    assert caught.value.code == ExitCode.CONFIG
+    assert sorted(p for p in Path(config.runs_dir).rglob("*")) == before
+    return caught.value.message
+
+
+@pytest.fixture
+def auto(tiny: RunConfig) -> RunConfig:
+    return replace(tiny, resume="auto")
+
+
+def test_never_makes_a_new_run(tiny: RunConfig) -> None:
+    made(tiny, "old", None)
+    run, said = opened(tiny)
+    assert isinstance(run, NewRun)
+    assert said == ""
+
+
+def test_auto_takes_the_newest_unfinished(tiny: RunConfig, auto: RunConfig) -> None:
+    made(tiny, "older", ExitCode.AGAIN)
+    wanted = made(auto, "newer", ExitCode.INTERRUPTED)
+    made(tiny, "done", ExitCode.DONE)
+    run, said = opened(auto)
+    assert run == wanted
+    assert "attempt 2" in said
+
+
+def test_a_rank_that_died_without_a_word_is_unfinished(tiny: RunConfig, auto: RunConfig) -> None:
+    folder = made(tiny, "x", None)
+    assert opened(auto)[0] == folder
+
+
+def test_auto_starts_anew_when_nothing_is_unfinished_and_says_so(
+    tiny: RunConfig, auto: RunConfig
+) -> None:
+    made(tiny, "done", ExitCode.DONE)
+    run, said = opened(auto)
+    assert isinstance(run, NewRun)
+    assert "starting a new run" in said
+
+
+def test_auto_leaves_other_configurations_alone_and_names_the_difference(
+    tiny: RunConfig, auto: RunConfig
+) -> None:
+    wanted = made(tiny, "mine", ExitCode.AGAIN)
+    made(replace(tiny, seed=9), "other", ExitCode.AGAIN)
+    run, said = opened(auto)
+    assert run == wanted
+    assert "differs: seed: 9 -> 1" in said
+
+
+def test_auto_leaves_damaged_configurations_alone(tiny: RunConfig, auto: RunConfig) -> None:
+    folder = made(tiny, "odd", ExitCode.AGAIN)
+    folder.config_file.write_text("seed: x\n")
+    run, said = opened(auto)
+    assert isinstance(run, NewRun)
+    assert "another version" in said
+
+
+def test_auto_leaves_running_ones_alone(tiny: RunConfig, auto: RunConfig) -> None:
+    folder = made(tiny, "busy", None)
+    with folder.held():
+        run, said = opened(auto)
+    assert isinstance(run, NewRun)
+    assert "another process is working on it" in said
+
+
+def test_a_new_run_is_held(tiny: RunConfig) -> None:
+    with ExitStack() as held:
+        run = open_run(tiny, overrides=[], held=held, say=print)
+        assert isinstance(run, NewRun)
+        with run.folder.held() as ours:
+            assert not ours
+
+
+def test_a_given_id_is_continued_even_if_there_is_a_newer(tiny: RunConfig, auto: RunConfig) -> None:
+    folder = made(tiny, "mine", ExitCode.AGAIN)
+    made(tiny, "newer", ExitCode.AGAIN)
+    assert opened(replace(auto, id="mine"))[0] == folder
+
+
+def test_a_given_id_that_does_not_exist_is_new(auto: RunConfig) -> None:
+    run, said = opened(replace(auto, id="mine"))
+    assert isinstance(run, NewRun)
+    assert "no run mine" in said
+
+
+def test_refusals(tiny: RunConfig, auto: RunConfig) -> None:
+    made(tiny, "open", ExitCode.AGAIN)
+    made(tiny, "done", ExitCode.DONE)
+    (tiny.home / "stray").mkdir()
+    assert "Add resume=auto" in refused(replace(tiny, id="open"))
+    assert "is finished" in refused(replace(auto, id="done"))
+    assert "seed: 1 -> 3" in refused(replace(auto, id="open", seed=3))
+    assert "holds no run" in refused(replace(auto, id="stray"))
+    with RunFolder(tiny.home / "open").held():
+        assert "another process" in refused(replace(auto, id="open"))

@@ -1,0 +1,130 @@
+"""What is refused before anything starts, each mistake with its fix, all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from launcher.problems import ConfigProblems
+from launcher.validate import validate
+
+Composed = Callable[..., DictConfig]
+GOLDEN_TOKENIZER = Path(__file__).parents[2] / "golden" / "tokenizer.json"
+
+
+def problems(cfg: DictConfig, environ: Mapping[str, str] | None = None) -> list[str]:
+    with pytest.raises(ConfigProblems) as caught:
+        validate(cfg, environ=environ or {})
+    return caught.value.problems
+
+
+def test_tiny_is_sound_and_absolute(composed: Composed, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("words")
+    config = validate(composed("+experiment=tiny", "data=text", "data.paths=[a.txt]"), environ={})
+    assert config.name == "tiny"
+    assert config.runs_dir == str(tmp_path / "runs")
+    assert config.data.paths == (str(tmp_path / "a.txt"),)
+    assert config.data.tokenizer == "deepseek"
+
+
+def test_all_at_once(composed: Composed) -> None:
+    cfg = composed(
+        "+experiment=tiny",
+        "+typo=1",
+        "+train.stepz=5",
+        "optim.lr=fast",
+        "eval.every=${nowhere.to.be.found}",
+        "model.num_attention_heads=7",
+        "data=text",
+        "data.paths=[/no/such/file.txt]",
+        "data.pack_length=63",
+        "train.packs_per_step=3",
+        "train.packs_per_micro_batch=2",
+        "id=a/b",
+    )
+    found = problems(cfg, {"WORLD_SIZE": "2"})
+    expected = [
+        "typo is not a setting",
+        "train.stepz is not a setting; did you mean train.steps?",
+        "optim.lr=fast must be a number",
+        "eval.every=${nowhere.to.be.found} cannot be resolved",
+        "model: num_attention_heads=7 is not divisible by o_groups=2",
+        "data.paths: /no/such/file.txt: no such file",
+        "train.packs_per_step=3 cannot be dealt out evenly",
+        "WORLD_SIZE=2 in the environment, but the plan has 1 rank(s)",
+    ]
+    for start in expected:
+        assert sum(p.startswith(start) for p in found) == 1, (start, found)
+    assert len(found) == len(expected), found
+
+
+def test_rules_of_the_whole_come_too(composed: Composed) -> None:
+    found = problems(composed("+experiment=tiny", "data.pack_length=63", "id=a/b", "seed=-1"))
+    assert [p.split(" ")[0] for p in found] == ["data.pack_length=63"]
+    found = problems(composed("+experiment=tiny", "id=a/b", "seed=-1", "runs_dir=''"))
+    assert [p.split(" ")[0] for p in found] == ["seed=-1", "id=a/b", "runs_dir"]
+
+
+def test_missing_values_point_to_experiments(composed: Composed) -> None:
+    found = problems(composed())
+    names = {p.split(" ")[0] for p in found}
+    assert names == {"name", "train.steps", "train.packs_per_step"}
+    assert all("+experiment=tiny" in p for p in found)
+
+
+def test_a_missing_value_that_is_referred_to_is_told_once(composed: Composed) -> None:
+    found = problems(composed("name=x", "train.packs_per_step=2", "eval.every=${train.steps}"))
+    assert [p.split(" ")[0] for p in found] == ["train.steps"]
+
+
+def test_interpolations_are_resolved(composed: Composed) -> None:
+    cfg = composed("+experiment=tiny", "eval.every=${train.steps}", "train.steps=12")
+    assert validate(cfg, environ={}).eval.every == 12
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["parallel.dp_shard=2"], "parallel.dp_replicate=1 x parallel.dp_shard=2 is a mesh of 2"),
+        (["eval.every=5", "data.holdout=0"], "eval.every=5 needs documents held out"),
+        (["data.pack_length=1"], "data.pack_length=1 leaves nothing to predict"),
+        (["data=jsonl"], "data.paths is not set"),
+        (["data=text", "data.paths=[]"], "data.source=text needs data.paths"),
+        (["data.tokenizer=/no.json"], "data.tokenizer=/no.json: no such file"),
+        (["model.engram_n_heads=3"], "model: engram_num_embeddings="),
+        (["model.hidden_size=1000000"], "model: "),
+        (["train.threads=0"], "train.threads=0"),
+        (["model.num_hidden_layers=9"], "model: compress_ratios has 6 entries"),
+    ],
+)
+def test_impossible_combinations(composed: Composed, overrides: list[str], told: str) -> None:
+    found = problems(composed("+experiment=tiny", *overrides))
+    assert any(p.startswith(told) for p in found), found
+
+
+def test_a_model_too_big_for_the_machine(composed: Composed) -> None:
+    (told,) = problems(composed("+experiment=tiny", "model=flash"))
+    assert "741.5 B weights" in told
+    assert "model=tiny" in told
+
+
+def test_another_tokenizer_is_refused_with_both_numbers(composed: Composed) -> None:
+    found = problems(composed("+experiment=tiny", f"data.tokenizer={GOLDEN_TOKENIZER}"))
+    (told,) = [p for p in found if "Engram ids" in p]
+    assert "323" in told
+    assert "99,092" in told
+
+
+def test_an_experiment_without_its_package_line(composed: Composed, tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("train: {steps: 3}\n")
+    found = problems(composed(f"hydra.searchpath=[file://{tmp_path}]", "+experiment=mine"))
+    assert "experiment is not a setting; begin your experiment file with the line" in found[0]
+
+
+def test_the_matching_world_size_is_fine(composed: Composed) -> None:
+    validate(composed("+experiment=tiny"), environ={"WORLD_SIZE": "1"})
