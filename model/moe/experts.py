@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -81,73 +83,80 @@ class _ClampedSwiGLU(torch.autograd.Function):
 
 
 class _RoutedExperts(torch.autograd.Function):
-    """Sort the token slots by expert, run each expert on its stretch, weigh, put back, sum.
+    """Sort the token slots by expert, run expert after expert, put back, sum each token's k slots.
 
-    Keeps x and the two pre-activations; everything else is rebuilt in backward.
+    An expert's rows and pre-activations live only while it runs: forward keeps x, backward makes
+    them again. So memory holds one expert's share of them, which also stays in the cache.
     """
 
     @staticmethod
     def forward(ctx, x, weights, w1, w2, w3, experts, counts, limit):  # type: ignore[override]
-        k = experts.shape[1]
         order = torch.argsort(experts.flatten(), stable=True)
-        sizes = counts.tolist()
-        token = order[: sum(sizes)] // k
-        slot_weight = weights.flatten()[order[: sum(sizes)]]
-        rows = x.index_select(0, token)
-        gate, up = _by_expert(rows, w1, sizes), _by_expert(rows, w3, sizes)
-        hidden = _swiglu(gate, up, limit)[0].mul_(slot_weight[:, None]).to(x.dtype)
-        y = _by_expert(hidden, w2, sizes)
-        ctx.save_for_backward(x, w1, w2, w3, gate, up, slot_weight, order)
-        ctx.settings = sizes, limit, k
-        return _sum_slots(y, order, k).to(x.dtype)
+        stretches = _Stretches(order, counts.tolist(), experts.shape[1])
+        ctx.save_for_backward(x, weights, w1, w2, w3)
+        ctx.settings = stretches, limit
+        y = x.new_empty(stretches.end, x.shape[1])
+        for e, here, token in stretches:
+            rows = x.index_select(0, token)
+            act = _swiglu(rows @ w1[e].t(), rows @ w3[e].t(), limit)[0]
+            hidden = act.mul_(stretches.of_slots(weights, here)).to(x.dtype)
+            torch.mm(hidden, w2[e].t(), out=y[here])
+        return stretches.sum_by_token(y).to(x.dtype)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[override]
-        x, w1, w2, w3, gate, up, slot_weight, order = ctx.saved_tensors
-        sizes, limit, k = ctx.settings
-        token = order[: sum(sizes)] // k
-        rows, by_y = x.index_select(0, token), grad.index_select(0, token)
-        act, by_gate, by_up = _swiglu(gate, up, limit, slopes=True)
-        hidden = (act * slot_weight[:, None]).to(x.dtype)
-        grad_w2 = _outer_by_expert(by_y, hidden, sizes, w2)
-        by_hidden = _by_expert(by_y, w2.mT, sizes).float()
-        grad_slot = (by_hidden * act).sum(-1)
-        by_act = by_hidden.mul_(slot_weight[:, None])
-        d_gate = by_gate.mul_(by_act).to(x.dtype)
-        d_up = by_up.mul_(by_act).to(x.dtype)
-        grad_w1 = _outer_by_expert(d_gate, rows, sizes, w1)
-        grad_w3 = _outer_by_expert(d_up, rows, sizes, w3)
-        grad_rows = _by_expert(d_gate, w1.mT, sizes)
-        grad_rows = _by_expert(d_up, w3.mT, sizes, plus=grad_rows)
-        grad_weights = grad_slot.new_zeros(order.numel())
-        grad_weights[order[: sum(sizes)]] = grad_slot
-        grad_x = _sum_slots(grad_rows, order, k).to(x.dtype)
-        return grad_x, grad_weights.view(-1, k), grad_w1, grad_w2, grad_w3, None, None, None
+        x, weights, w1, w2, w3 = ctx.saved_tensors
+        stretches, limit = ctx.settings
+        grad_w1, grad_w2, grad_w3 = (torch.zeros_like(w) for w in (w1, w2, w3))
+        grad_weights = torch.zeros_like(weights)
+        by_rows = x.new_empty(stretches.end, x.shape[1])
+        for e, here, token in stretches:
+            rows, by_y = x.index_select(0, token), grad.index_select(0, token)
+            gate, up = rows @ w1[e].t(), rows @ w3[e].t()
+            act, by_gate, by_up = _swiglu(gate, up, limit, slopes=True)
+            slot = stretches.of_slots(weights, here)
+            torch.mm(by_y.t(), (act * slot).to(x.dtype), out=grad_w2[e])
+            by_hidden = (by_y @ w2[e]).float()
+            grad_weights.view(-1)[stretches.order[here]] = (by_hidden * act).sum(-1)
+            by_act = by_hidden.mul_(slot)
+            by_gate, by_up = by_gate.mul_(by_act).to(x.dtype), by_up.mul_(by_act).to(x.dtype)
+            torch.mm(by_gate.t(), rows, out=grad_w1[e])
+            torch.mm(by_up.t(), rows, out=grad_w3[e])
+            torch.mm(by_gate, w1[e], out=by_rows[here]).addmm_(by_up, w3[e])
+        grad_x = stretches.sum_by_token(by_rows).to(x.dtype)
+        return grad_x, grad_weights, grad_w1, grad_w2, grad_w3, None, None, None
 
 
-def _by_expert(rows: Tensor, weight: Tensor, sizes: list[int], plus: Tensor | None = None) -> Tensor:
-    """rows [N, a] sorted by expert times weight[e]^T (weight [E, b, a]) -> [N, b]; adds to `plus`."""
-    out = rows.new_empty(rows.shape[0], weight.shape[1]) if plus is None else plus
-    at = 0
-    for e, size in enumerate(sizes):
-        if size:
-            part = out[at : at + size]
-            if plus is None:
-                torch.mm(rows[at : at + size], weight[e].t(), out=part)
-            else:
-                part.addmm_(rows[at : at + size], weight[e].t())
+class _Stretches:
+    """T * k token slots in expert order: for each expert with work, its slots and their tokens.
+
+    Slots of padding tokens sort last, past `end`; nothing computes them and they count as zero.
+    """
+
+    def __init__(self, order: Tensor, sizes: list[int], k: int) -> None:
+        self.order, self.sizes, self.k = order, sizes, k
+        self.end = sum(sizes)
+
+    def __iter__(self) -> Iterator[tuple[int, slice, Tensor]]:
+        at = 0
+        for e, size in enumerate(self.sizes):
+            here = slice(at, at + size)
+            if size:
+                yield e, here, self.order[here] // self.k
             at += size
-    return out
 
+    def of_slots(self, weights: Tensor, here: slice) -> Tensor:
+        """Routing weights [T, k] of some slots, as a column."""
+        return weights.flatten()[self.order[here], None]
 
-def _outer_by_expert(left: Tensor, right: Tensor, sizes: list[int], like: Tensor) -> Tensor:
-    """Per expert left^T @ right: the gradient of a stacked weight; zero where no token came."""
-    out = torch.empty_like(like)
-    at = 0
-    for e, size in enumerate(sizes):
-        torch.mm(left[at : at + size].t(), right[at : at + size], out=out[e])
-        at += size
-    return out
+    def sum_by_token(self, slots: Tensor) -> Tensor:
+        """[end, D] in expert order -> [T, D] fp32, the sum over each token's k slots."""
+        back = torch.empty_like(self.order)
+        back[self.order] = torch.arange(self.order.numel(), device=back.device)
+        if self.end < back.numel():
+            slots = torch.cat([slots, slots.new_zeros(1, slots.shape[1])])
+            back.clamp_max_(self.end)
+        return slots.index_select(0, back).view(-1, self.k, slots.shape[1]).sum(1, dtype=torch.float32)
 
 
 def _swiglu(
@@ -165,16 +174,3 @@ def _swiglu(
         return (silu * mid,)
     by_gate = (half + silu * (1 - half)) * mid * (g <= limit)
     return silu * mid, by_gate, silu * (u.abs() <= limit)
-
-
-def _sum_slots(slots: Tensor, order: Tensor, k: int) -> Tensor:
-    """Routed slots [N, D] back to tokens: fp32 sum over each token's k slots -> [T, D].
-
-    Slots of padding tokens sort last and were not computed; they count as zero.
-    """
-    back = torch.empty_like(order)
-    back[order] = torch.arange(order.numel(), device=order.device)
-    if slots.shape[0] < order.numel():
-        slots = torch.cat([slots, slots.new_zeros(1, slots.shape[1])])
-        back.clamp_max_(slots.shape[0] - 1)
-    return slots.index_select(0, back).view(-1, k, slots.shape[1]).sum(1, dtype=torch.float32)
