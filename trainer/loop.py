@@ -24,6 +24,8 @@ from trainer.signals import StopSignals
 from trainer.start import open_run
 from trainer.step import StepSettings, train_step
 
+NOTICE = "\nStopping after this step, with a checkpoint. Once more to leave at once, without one."
+
 
 def train(
     config: TrainerConfig, *, run_dir: Path, attempt: int, ranks: Ranks, resume: bool, say: Say
@@ -51,7 +53,7 @@ def train(
             return Outcome(ExitCode.CONFIG, "bad configuration", 0, str(error))
         raise
     try:
-        with StopSignals() as stop:
+        with StopSignals(notice=NOTICE if ranks.first else "") as stop:
             return run_steps(run, stop)
     except Exception as error:
         if outcome := failure_outcome(error, step=run.state.step):

@@ -17,6 +17,7 @@ from trainer.exit_codes import ExitCode
 from trainer.metrics import Record, read_metrics
 
 SMOOTHED_FROM = 100  # records; a curve of fewer shows every step well
+LOG_FROM = 20  # largest over smallest gradient norm
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,7 +125,13 @@ def draw(runs: Sequence[Curves], output: Path) -> None:
     _title(speed, "Speed", "real tokens per second")
     lr.set_ylim(bottom=0)
     speed.set_ylim(bottom=0)
-    norm.set_yscale("log")
+    norms = np.concatenate([curves.grad_norm[curves.grad_norm > 0] for curves in runs])
+    if norms.size and norms.max() > LOG_FROM * norms.min():
+        norm.set_yscale("log")
+    else:
+        norm.set_ylim(bottom=0)
+    for axes in (lr, norm):
+        axes.yaxis.set_major_formatter("{x:g}")
     loss.legend(frameon=False, fontsize="small")
     output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(output, dpi=120, format="png")

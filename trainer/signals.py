@@ -16,10 +16,12 @@ class StopSignals:
     """While entered, the first SIGINT or SIGTERM is only noted, so that a save can follow.
 
     A second signal takes its default action: the process leaves at once, unsaved. Signals reach
-    the main thread alone; entered in another thread this notes nothing.
+    the main thread alone; entered in another thread this notes nothing. notice: shown on standard
+    error at the first signal, since a step can take long.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, notice: str = "") -> None:
+        self._notice = notice
         self._noted: int | None = None
         self._previous: dict[int, object] = {}
 
@@ -46,6 +48,9 @@ class StopSignals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._noted is None:
             self._noted = number
+            if self._notice:
+                # Not print: the handler may have interrupted another write to the same stream.
+                os.write(2, f"{self._notice}\n".encode())
             return
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

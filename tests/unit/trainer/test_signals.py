@@ -21,6 +21,12 @@ def test_the_first_signal_is_only_noted(number, code):
         assert stop.exit_code == code
 
 
+def test_the_first_signal_says_what_will_happen(capfd):
+    with StopSignals(notice="stopping"):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert capfd.readouterr().err == "stopping\n"
+
+
 def test_handlers_are_put_back():
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with StopSignals():
