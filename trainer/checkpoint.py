@@ -77,19 +77,17 @@ class Checkpoints:
 
         A new one is written before an old one goes, hence one more than `keep`.
         """
-        error = None
+        message = ""
         if self._ranks.first:
             present = sum(f.stat().st_size for p in self.all() for f in p.rglob("*"))
             needed = min(saves, self._keep + 1) * stored_bytes(tensors) - present
             if needed > shutil.disk_usage(nearest_existing(self.folder)).free:
-                error = DiskError(
+                message = (
                     f"Checkpoints need {megabytes(needed)} more, but {describe_disk(self.folder)}. "
-                    "Free space there, choose another runs_dir, or lower checkpoint.keep.",
-                    full=True,
+                    "Free space there, choose another runs_dir, or lower checkpoint.keep."
                 )
-        error = self._ranks.from_first(error)
-        if error is not None:
-            raise error
+        if message := self._ranks.from_first(message):
+            raise DiskError(message, full=True)
 
     def save(
         self, tensors: Mapping[str, Tensor], state: TrainState, *, before_rename: Callable[[], None]

@@ -291,6 +291,11 @@ zeros = {"sharded": distribute_tensor(torch.zeros(7, 2), mesh, [Shard(0)]), "sam
 assert checkpoints.newest() == saved
 assert checkpoints.load(saved, zeros) == state
 assert torch.equal(zeros["sharded"].full_tensor(), whole)
+try:
+    checkpoints.check_space({"huge": torch.empty(10**16, device="meta")}, saves=1)
+except DiskError as error:
+    assert "Checkpoints need" in str(error)
+    print("too large")
 import os
 if rank == 1:  # one rank's disk is full: both ranks must hear of it
     def no_space(_):
@@ -320,7 +325,7 @@ def test_two_ranks_save_shards_and_agree_on_failure(tmp_path, open_checkpoints):
     for process in ranks:
         out, err = process.communicate(timeout=120)
         assert process.returncode == 0, err
-        assert "refused" in out
+        assert out.split("\n")[:2] == ["too large", "refused"]
     assert [p.name for p in (tmp_path / "c").iterdir()] == ["step_00000005"]
     # One rank loads what two have written.
     alone = {"sharded": torch.zeros(7, 2), "same": torch.zeros(3)}

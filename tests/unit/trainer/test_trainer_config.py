@@ -79,3 +79,22 @@ def test_each_bad_value_is_named_once_with_its_value(part, key):
 def test_all_problems_of_a_part_are_reported_together():
     problems = TrainConfig(steps=0, packs_per_step=0, packs_per_micro_batch=0).problems()
     assert len(problems) == 3
+
+
+def test_rules_between_parts(config):
+    assert config.problems() == []
+
+    def changed(part, **values):
+        new = dataclasses.replace(getattr(config, part), **values)
+        return dataclasses.replace(config, **{part: new}).problems()
+
+    (uneven,) = changed("train", packs_per_step=3)
+    assert "train.packs_per_step=3" in uneven
+    (uneven,) = changed("parallel", dp_replicate=2, dp_shard=2)  # 4 ranks x 2 packs
+    assert "another multiple of 8" in uneven
+    (unaligned,) = changed("data", pack_length=63)
+    assert "data.pack_length=63" in unaligned
+    (long,) = changed("data", pack_length=2**21)
+    assert "data.pack_length=2097152 exceeds model.max_position_embeddings" in long
+    (negative,) = dataclasses.replace(config, seed=-1).problems()
+    assert negative.startswith("seed=-1 ")
