@@ -8,22 +8,18 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from launcher import own_packages
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
-own_packages.claim()  # before the first import of `data`, here and in the loader's processes
-
-import hydra  # noqa: E402
-from hydra._internal.utils import get_args_parser  # noqa: E402
-from hydra.core.hydra_config import HydraConfig  # noqa: E402
-from hydra.types import RunMode  # noqa: E402
-from omegaconf import DictConfig, OmegaConf  # noqa: E402
-
-from launcher import compose, help_text, hydra_launcher  # noqa: E402
-from launcher.failures import Terminated, terminable  # noqa: E402
-from launcher.problems import Stop  # noqa: E402
-from launcher.submit import submit  # noqa: E402
-from launcher.validate import validate  # noqa: E402
-from trainer.exit_codes import ExitCode  # noqa: E402
+from launcher import compose, help_text, hydra_launcher
+from launcher.failures import Terminated, terminable
+from launcher.problems import Stop
+from launcher.submit import submit
+from launcher.validate import validate
+from trainer.exit_codes import ExitCode
 
 
 @hydra.main(version_base="1.3", config_path="pkg://conf", config_name=compose.CONFIG_NAME)

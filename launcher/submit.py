@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ def submit(config: RunConfig, *, overrides: Sequence[str], flags: Sequence[str] 
     overrides: what was given at the command line, kept in the run's folder. flags: options of the
     command that belong to them (--config-dir). Returns the outcome, also of a refusal.
     """
-    command = ["dsv41-train", *flags, *overrides]
+    command = [*command_words(sys.argv[0]), *flags, *overrides]
     try:
         with ExitStack() as held:
             run = open_run(config, overrides=overrides, held=held, say=_say)
@@ -102,6 +103,18 @@ def _plot(folder: RunFolder) -> Path | None:
     except (ValueError, OSError, KeyboardInterrupt):  # no step yet, a full disk, an impatient user
         return None
     return picture
+
+
+def command_words(program: str) -> list[str]:
+    """How to start this command again from here, `program` being sys.argv[0]."""
+    path = Path(program).absolute()
+    if path.suffix == ".py":  # python -m
+        return [sys.executable, "-m", "launcher.cli"]
+    on_path = shutil.which(path.name)
+    if on_path is not None and Path(on_path).resolve() == path.resolve():
+        return [path.name]
+    here = Path.cwd()
+    return [str(path.relative_to(here) if path.is_relative_to(here) else path)]
 
 
 def _say(text: str) -> None:

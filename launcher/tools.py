@@ -6,11 +6,7 @@ import argparse
 import importlib
 import sys
 
-from launcher import own_packages
-
-own_packages.claim()  # before the first import of `data`
-
-from trainer.exit_codes import ExitCode  # noqa: E402
+from trainer.exit_codes import ExitCode
 
 # name: (module with add_arguments(parser) and run(args) -> exit code, what it does)
 COMMANDS = {

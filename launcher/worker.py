@@ -13,18 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from launcher import own_packages
-
-own_packages.claim()  # before the first import of `data`, here and in the loader's processes
-
-from launcher import freeze  # noqa: E402
-from launcher.failures import outcome_of, terminable  # noqa: E402
-from launcher.problems import Stop  # noqa: E402
-from launcher.run_config import RunConfig  # noqa: E402
-from launcher.run_dir import Attempt, RunFolder  # noqa: E402
-from launcher.tee import logged  # noqa: E402
-from trainer.exit_codes import ExitCode  # noqa: E402
-from trainer.outcome import Outcome  # noqa: E402
+from launcher import freeze, own_packages
+from launcher.failures import outcome_of, terminable
+from launcher.problems import Stop
+from launcher.run_config import RunConfig
+from launcher.run_dir import Attempt, RunFolder
+from launcher.tee import logged
+from trainer.exit_codes import ExitCode
+from trainer.outcome import Outcome
 
 USAGE = "usage: python -P -m launcher.worker RUN_DIR    (with RANK and WORLD_SIZE set)"
 

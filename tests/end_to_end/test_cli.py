@@ -41,7 +41,7 @@ def test_a_run_and_what_it_leaves(place) -> None:
     tail = dict(line.split(None, 1) for line in lines[-3:])
     assert Path(tail["Run"]) == run
     assert Path(tail["Plot"]).read_bytes()[:4] == b"\x89PNG"
-    assert tail["Next"].startswith("dsv41-train ")
+    assert tail["Next"].split()[0].endswith("dsv41-train")
 
     again = place.train(*place.small, "id=mine")
     assert again.code == ExitCode.CONFIG
