@@ -64,6 +64,8 @@ def diagnose(args: Any, error: Exception) -> ConfigProblems | None:
             if isinstance(error, ValueError):  # options that exclude each other
                 return ConfigProblems([_plain(error)], code=ExitCode.USAGE)
             return ConfigProblems([_plain(error)]) if isinstance(error, HydraException) else None
+        if args.help or args.cfg or args.info:  # only shown: it need not be complete
+            return ConfigProblems([*unreadable, *told])
         choice_lost = any(_is_choice(text, groups) for text in found.rejected)
         for point in _points(found.accepted) if args.multirun else [found.accepted]:
             _, report = examine(compose(point))

@@ -98,6 +98,11 @@ def test_a_wrong_command_alone_is_usage(diagnosed) -> None:
     assert diagnosed("+experiment=tiny", "what is this").code == ExitCode.USAGE
 
 
+@pytest.mark.parametrize("flags", [["--cfg", "job"], ["--help"], ["--info", "defaults"]])
+def test_what_is_only_shown_need_not_be_complete(diagnosed, flags: list[str]) -> None:
+    assert diagnosed("seeed=1", *flags).problems == ["seeed is not a setting; did you mean seed?"]
+
+
 def test_a_broken_file_is_named(diagnosed, tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "bad.yaml").write_text("train: {steps: 3\n")
