@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from model.attention.csa import AttentionContext, CSAttention, SharedKV
 from model.config import ModelConfig
 from model.engram.layer import Engram
-from model.engram.rows import EngramRows, look_up
+from model.engram.rows import EngramRows
 from model.hyper_connection import HyperConnection, expand, read
 from model.moe.experts import MoE
 from model.norm import RMSNorm
+from model.rebuild import rebuilding
 
 
 class BlockOutput(NamedTuple):
@@ -48,13 +49,26 @@ class Block(nn.Module):
         layout, gate_mean = context.layout, None
         if self.engram is not None:
             assert rows is not None, "an Engram layer needs its rows"
-            found = look_up(rows.values, rows.inverse.flatten(0, 1), rows.grad_buffer)
-            streams, gate_mean = self.engram(streams, found, layout.live & ~layout.image)
-        mix = self.hc_attn(streams)
-        y, published = self.attn(self.attn_norm(read(streams, pre)), context, shared)
-        streams = expand(y, streams, mix)
-        pre = mix.pre
-        mix = self.hc_ffn(streams)
-        y, counts = self.ffn(self.ffn_norm(read(streams, pre)), layout.live, layout.image)
-        streams = expand(y, streams, mix)
-        return BlockOutput(streams, mix.pre, published, counts, gate_mean)
+            streams, gate_mean = self.engram(streams, rows, layout.live & ~layout.image)
+        # A layer keeps its entry streams and narrow latents. The streams between its halves and
+        # what each half reads from its streams are as wide again, and follow at little cost.
+        with rebuilding(lambda: self._read(streams, pre, self.attn_norm)) as cheap:
+            mix = self.hc_attn(streams)
+            x = cheap(self.attn_norm(cheap(read(streams, pre))))
+            y, published = self.attn(x, context, shared)
+        middle = expand(y, streams, mix)
+
+        def make() -> list[Tensor]:
+            again = expand(y, streams, mix)
+            return [again, *self._read(again, mix.pre, self.ffn_norm)]
+
+        with rebuilding(make) as cheap:
+            mix_ffn = self.hc_ffn(cheap(middle))
+            x = cheap(self.ffn_norm(cheap(read(middle, mix.pre))))
+            y_ffn, counts = self.ffn(x, layout.live, layout.image)
+            out = expand(y_ffn, middle, mix_ffn)
+        return BlockOutput(out, mix_ffn.pre, published, counts, gate_mean)
+
+    def _read(self, streams: Tensor, pre: Tensor, norm: RMSNorm) -> list[Tensor]:
+        x = read(streams, pre)
+        return [x, norm(x)]

@@ -70,7 +70,9 @@ class _ProjectScaled(torch.autograd.Function):
     def forward(ctx, x: Tensor, fn: Tensor, eps: float) -> Tensor:  # type: ignore[override]
         wide = x.float()
         raw = wide @ fn.t()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        # As a product: squares of the streams would be one more tensor of their size.
+        square = torch.bmm(wide[:, None], wide[:, :, None])[:, 0] / x.shape[-1]
+        scale = torch.rsqrt(square + eps)
         ctx.save_for_backward(x, fn, raw, scale)
         return raw * scale
 
@@ -79,7 +81,7 @@ class _ProjectScaled(torch.autograd.Function):
         x, fn, raw, scale = ctx.saved_tensors
         wide, by_raw = x.float(), grad * scale
         by_scale = (grad * raw).sum(-1, keepdim=True)
-        grad_x = torch.addmm(wide * (by_scale * scale.pow(3) / -x.shape[-1]), by_raw, fn)
+        grad_x = (wide * (by_scale * scale.pow(3) / -x.shape[-1])).addmm_(by_raw, fn)
         return grad_x.to(x.dtype), by_raw.t() @ wide, None
 
 
@@ -103,7 +105,7 @@ class _Expand(torch.autograd.Function):
     def forward(ctx, y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(y, streams, post, comb)
         own = post[:, :, None] * y.float()[:, None]
-        return torch.baddbmm(own, comb.mT, streams.float()).to(streams.dtype)
+        return own.baddbmm_(comb.mT, streams.float()).to(streams.dtype)
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[override]

@@ -32,14 +32,12 @@ class _CrossEntropySum(torch.autograd.Function):
         step = max(1, workspace_bytes // (4 * weight.shape[0]))
         for low in range(0, hidden.shape[0], step):
             part, label = hidden[low : low + step].float(), labels[low : low + step, None]
-            logits = part @ weight.t()
-            picked = logits.gather(1, label)
-            total = logits.logsumexp(-1, keepdim=True)
-            loss += (total - picked).sum()
+            log_p = torch.log_softmax(part @ weight.t(), dim=-1)
+            picked = log_p.gather(1, label)
+            loss -= picked.sum()
             if not any(ctx.needs_input_grad):
                 continue
-            by_logit = logits.sub_(total).exp_()
-            by_logit.scatter_add_(1, label, torch.full_like(picked, -1.0))
+            by_logit = log_p.exp_().scatter_add_(1, label, torch.full_like(picked, -1.0))
             grad_hidden[low : low + step] = (by_logit @ weight).to(hidden.dtype)
             if grad_weight is not None:
                 grad_weight.addmm_(by_logit.t(), part)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from model.config import ModelConfig
+from model.engram.rows import EngramRows, project_rows
 
 SMALLEST_DOT = 1e-6
 
@@ -27,10 +28,10 @@ class Engram(nn.Module):
         self.q_weight = nn.Parameter(torch.empty(m, width))
         self.k_weight = nn.Parameter(torch.empty(m, width))
 
-    def forward(self, streams: Tensor, rows: Tensor, alive: Tensor) -> tuple[Tensor, Tensor]:
-        """streams [T, M, D]; rows [T, columns * head_dim]; alive [T] bool, false on padding and
-        image tokens. Returns the new streams and the mean gate over live tokens (fp32 scalar)."""
-        projected = self.wkv(rows.to(streams.dtype))
+    def forward(self, streams: Tensor, rows: EngramRows, alive: Tensor) -> tuple[Tensor, Tensor]:
+        """streams [T, M, D]; rows of the same T tokens; alive [T] bool, false on padding and image
+        tokens. Returns the new streams and the mean gate over live tokens (fp32 scalar)."""
+        projected = project_rows(rows, self.wkv.weight, streams.dtype)
         key, value = projected.split([self.streams * streams.shape[-1], streams.shape[-1]], dim=-1)
         key = key.unflatten(-1, (self.streams, -1))
         gate = self._gate(streams.float(), key.float()) * alive[:, None]

@@ -21,25 +21,33 @@ class EngramRows:
     grad_buffer: Tensor  # [U, head_dim] fp32, added to by backward
 
 
-def look_up(values: Tensor, inverse: Tensor, grad_buffer: Tensor) -> Tensor:
-    """values[inverse] as [T, columns * head_dim]; backward ADDS into grad_buffer.
+def project_rows(rows: EngramRows, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tokens' rows, concatenated and cast to `dtype`, times weight^T: [T, out].
 
-    Indexing a leaf would build a dense gradient per use, saturate in bf16 and depend on the thread
-    count; here each use adds into one fp32 buffer, in the order of the reads.
+    weight [out, columns * head_dim]. Backward ADDS the rows' gradient into rows.grad_buffer, in the
+    order of the reads: indexing a leaf would build a dense gradient per use, saturate in bf16 and
+    depend on the thread count. The concatenated rows, wider than the hidden size, are gathered again
+    instead of kept.
     """
-    # Backward runs only if some input wants a gradient; `values` itself never receives one.
-    return _LookUp.apply(values.detach().requires_grad_(), inverse, grad_buffer)
+    return _ProjectRows.apply(weight.to(dtype), rows)
 
 
-class _LookUp(torch.autograd.Function):
+class _ProjectRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, values: Tensor, inverse: Tensor, grad_buffer: Tensor):  # type: ignore[override]
-        ctx.inverse, ctx.grad_buffer = inverse, grad_buffer
-        return values.index_select(0, inverse.flatten()).view(inverse.shape[0], -1)
+    def forward(ctx, weight: Tensor, rows: EngramRows) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(weight)
+        ctx.rows = rows
+        return _gathered(rows, weight.dtype) @ weight.t()
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[override]
-        buffer = ctx.grad_buffer
-        rows = grad.reshape(-1, buffer.shape[1]).float()
-        buffer.index_add_(0, ctx.inverse.flatten(), rows)
-        return None, None, None
+        (weight,) = ctx.saved_tensors
+        rows: EngramRows = ctx.rows
+        by_row = (grad @ weight).view(-1, rows.grad_buffer.shape[1]).float()
+        rows.grad_buffer.index_add_(0, rows.inverse.flatten(), by_row)
+        return grad.t() @ _gathered(rows, weight.dtype), None
+
+
+def _gathered(rows: EngramRows, dtype: torch.dtype) -> Tensor:
+    tokens = rows.inverse.flatten(0, -2).shape[0]
+    return rows.values.index_select(0, rows.inverse.flatten()).view(tokens, -1).to(dtype)

@@ -62,30 +62,34 @@ class SharedExpert(nn.Module):
         self.limit = config.swiglu_limit
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.w2(_ClampedSwiGLU.apply(self.w1(x), self.w3(x), self.limit))
+        weights = self.w1.weight, self.w2.weight, self.w3.weight
+        return _SharedExpert.apply(x, *(w.to(x.dtype) for w in weights), self.limit)
 
 
-class _ClampedSwiGLU(torch.autograd.Function):
-    """Keeps the two pre-activations alone."""
+class _SharedExpert(torch.autograd.Function):
+    """Keeps x alone, like the routed experts."""
 
     @staticmethod
-    def forward(ctx, gate: Tensor, up: Tensor, limit: float) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(gate, up)
+    def forward(ctx, x, w1, w2, w3, limit):  # type: ignore[override]
+        ctx.save_for_backward(x, w1, w2, w3)
         ctx.limit = limit
-        return _swiglu(gate, up, limit)[0].to(gate.dtype)
+        return _swiglu(x @ w1.t(), x @ w3.t(), limit)[0].to(x.dtype) @ w2.t()
 
     @staticmethod
-    def backward(ctx, grad: Tensor):  # type: ignore[override]
-        gate, up = ctx.saved_tensors
-        _, by_gate, by_up = _swiglu(gate, up, ctx.limit, slopes=True)
-        grad = grad.float()
-        return by_gate.mul_(grad).to(gate.dtype), by_up.mul_(grad).to(up.dtype), None
+    def backward(ctx, grad):  # type: ignore[override]
+        x, w1, w2, w3 = ctx.saved_tensors
+        act, by_gate, by_up = _swiglu(x @ w1.t(), x @ w3.t(), ctx.limit, slopes=True)
+        grad_w2 = grad.t() @ act.to(x.dtype)
+        by_act = (grad @ w2).float()
+        by_gate, by_up = by_gate.mul_(by_act).to(x.dtype), by_up.mul_(by_act).to(x.dtype)
+        grad_x = torch.addmm(by_gate @ w1, by_up, w3)
+        return grad_x, by_gate.t() @ x, grad_w2, by_up.t() @ x, None
 
 
 class _RoutedExperts(torch.autograd.Function):
-    """Sort the token slots by expert, run expert after expert, put back, sum each token's k slots.
+    """Sort the token slots by expert, run expert after expert, add each one's output to its tokens.
 
-    An expert's rows and pre-activations live only while it runs: forward keeps x, backward makes
+    The sum over a token's k experts is fp32, in the order of expert numbers. An expert's rows and pre-activations live only while it runs: forward keeps x, backward makes
     them again. So memory holds one expert's share of them, which also stays in the cache.
     """
 
@@ -95,13 +99,13 @@ class _RoutedExperts(torch.autograd.Function):
         stretches = _Stretches(order, counts.tolist(), experts.shape[1])
         ctx.save_for_backward(x, weights, w1, w2, w3)
         ctx.settings = stretches, limit
-        y = x.new_empty(stretches.end, x.shape[1])
+        out = torch.zeros_like(x, dtype=torch.float32)
         for e, here, token in stretches:
             rows = x.index_select(0, token)
             act = _swiglu(rows @ w1[e].t(), rows @ w3[e].t(), limit)[0]
             hidden = act.mul_(stretches.of_slots(weights, here)).to(x.dtype)
-            torch.mm(hidden, w2[e].t(), out=y[here])
-        return stretches.sum_by_token(y).to(x.dtype)
+            out.index_add_(0, token, (hidden @ w2[e].t()).float())
+        return out.to(x.dtype)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[override]
@@ -109,7 +113,7 @@ class _RoutedExperts(torch.autograd.Function):
         stretches, limit = ctx.settings
         grad_w1, grad_w2, grad_w3 = (torch.zeros_like(w) for w in (w1, w2, w3))
         grad_weights = torch.zeros_like(weights)
-        by_rows = x.new_empty(stretches.end, x.shape[1])
+        grad_x = torch.zeros_like(x, dtype=torch.float32)
         for e, here, token in stretches:
             rows, by_y = x.index_select(0, token), grad.index_select(0, token)
             gate, up = rows @ w1[e].t(), rows @ w3[e].t()
@@ -122,20 +126,18 @@ class _RoutedExperts(torch.autograd.Function):
             by_gate, by_up = by_gate.mul_(by_act).to(x.dtype), by_up.mul_(by_act).to(x.dtype)
             torch.mm(by_gate.t(), rows, out=grad_w1[e])
             torch.mm(by_up.t(), rows, out=grad_w3[e])
-            torch.mm(by_gate, w1[e], out=by_rows[here]).addmm_(by_up, w3[e])
-        grad_x = stretches.sum_by_token(by_rows).to(x.dtype)
-        return grad_x, grad_weights, grad_w1, grad_w2, grad_w3, None, None, None
+            grad_x.index_add_(0, token, torch.addmm(by_gate @ w1[e], by_up, w3[e]).float())
+        return grad_x.to(x.dtype), grad_weights, grad_w1, grad_w2, grad_w3, None, None, None
 
 
 class _Stretches:
     """T * k token slots in expert order: for each expert with work, its slots and their tokens.
 
-    Slots of padding tokens sort last, past `end`; nothing computes them and they count as zero.
+    Slots of padding tokens sort last, past every stretch: nothing computes them.
     """
 
     def __init__(self, order: Tensor, sizes: list[int], k: int) -> None:
         self.order, self.sizes, self.k = order, sizes, k
-        self.end = sum(sizes)
 
     def __iter__(self) -> Iterator[tuple[int, slice, Tensor]]:
         at = 0
@@ -148,15 +150,6 @@ class _Stretches:
     def of_slots(self, weights: Tensor, here: slice) -> Tensor:
         """Routing weights [T, k] of some slots, as a column."""
         return weights.flatten()[self.order[here], None]
-
-    def sum_by_token(self, slots: Tensor) -> Tensor:
-        """[end, D] in expert order -> [T, D] fp32, the sum over each token's k slots."""
-        back = torch.empty_like(self.order)
-        back[self.order] = torch.arange(self.order.numel(), device=back.device)
-        if self.end < back.numel():
-            slots = torch.cat([slots, slots.new_zeros(1, slots.shape[1])])
-            back.clamp_max_(self.end)
-        return slots.index_select(0, back).view(-1, self.k, slots.shape[1]).sum(1, dtype=torch.float32)
 
 
 def _swiglu(
