@@ -54,7 +54,11 @@ def test_a_run_and_what_it_leaves(place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, ExitCode.INTERRUPTED), (signal.SIGTERM, ExitCode.AGAIN)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, ExitCode.INTERRUPTED),
+        pytest.param(signal.SIGTERM, ExitCode.AGAIN, marks=pytest.mark.slow),
+    ],
 )
 def test_stopped_and_resumed_by_the_printed_command(place, number, code) -> None:
     small = (*place.small, "train.steps=30")

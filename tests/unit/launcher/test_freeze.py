@@ -52,7 +52,7 @@ POSITIVE = st.floats(min_value=1e-300, max_value=1e300)
 
 
 @settings(
-    deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     lr=POSITIVE,
