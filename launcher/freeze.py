@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from launcher.problems import ConfigProblems
 from launcher.run_config import RunConfig
@@ -12,25 +15,23 @@ from launcher.schema import Report, build
 
 
 def to_yaml(config: RunConfig) -> str:
-    """The text of config.yaml.
-
-    Written and read by OmegaConf: PyYAML alone reads 1e-3 as text, and does not quote text that
-    OmegaConf would read as a number.
-    """
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
+    """The text of config.yaml; all text in it is quoted, so no reader takes it for a number."""
+    return yaml.dump(
+        asdict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf
+    )
 
 
 def from_yaml(text: str, *, where: str) -> RunConfig:
-    """The inverse of to_yaml. ConfigProblems, naming `where`, for text that it did not write."""
+    """The inverse of to_yaml. ConfigProblems, naming `where`, for text that it did not write.
+
+    Read by OmegaConf: PyYAML would take a 1e-3 that somebody put there by hand for text.
+    """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
 
     try:
         tree = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-    except (YAMLError, OmegaConfBaseException, ValueError) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
         raise ConfigProblems([f"{where}: not the configuration of a run ({error})"]) from error
     report = Report()
     config = build(RunConfig, tree, report=report)
@@ -40,6 +41,27 @@ def from_yaml(text: str, *, where: str) -> RunConfig:
         raise ConfigProblems([f"{where}: {problem}" for problem in found])
     assert isinstance(config, RunConfig)
     return config
+
+
+class _Dumper(yaml.SafeDumper):
+    """Text in double quotes, which alone keep every character; lists in one line."""
+
+    def quoted(self, text: str) -> yaml.Node:
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style='"')
+
+    def section(self, values: dict[str, Any]) -> yaml.Node:
+        node = self.represent_mapping("tag:yaml.org,2002:map", values, flow_style=False)
+        for name, _ in node.value:
+            name.style = None
+        return node
+
+    def line(self, values: tuple[Any, ...]) -> yaml.Node:
+        return self.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=True)
+
+
+_Dumper.add_representer(str, _Dumper.quoted)
+_Dumper.add_representer(dict, _Dumper.section)
+_Dumper.add_representer(tuple, _Dumper.line)
 
 
 def load(path: Path) -> RunConfig:

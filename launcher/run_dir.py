@@ -212,7 +212,9 @@ def _remove(folder: Path, *, parents: Sequence[Path]) -> None:
 
 def _fill(folder: RunFolder, config: RunConfig, overrides: Sequence[str]) -> None:
     folder.config_file.write_text(freeze.to_yaml(config), "utf-8")
-    (folder.path / "overrides.txt").write_text("".join(f"{o}\n" for o in overrides), "utf-8")
+    text = "".join(f"{override}\n" for override in overrides)
+    # A file name that is no UTF-8 reaches Python as lone surrogates.
+    (folder.path / "overrides.txt").write_text(text, "utf-8", errors="surrogateescape")
     (folder.path / "env.json").write_text(json.dumps(describe(), indent=1) + "\n", "utf-8")
     for name in NAMES:
         shutil.copytree(

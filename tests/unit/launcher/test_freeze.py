@@ -13,7 +13,10 @@ from launcher import freeze
 from launcher.problems import ConfigProblems
 from launcher.run_config import RunConfig
 
-TEXT = st.text(min_size=1).filter(lambda s: "${" not in s)
+ANY = st.characters(exclude_categories=()) | st.sampled_from(
+    "\x00\x07\x7f\x85\u2028\u2029\ufeff\udcff"
+)
+TEXT = st.text(ANY, min_size=1).filter(lambda s: "${" not in s)
 # What YAML readers like to take for something else.
 TRAPS = st.sampled_from(
     [
@@ -88,9 +91,18 @@ def test_small_floats_are_written_as_numbers(tiny: RunConfig) -> None:
     import yaml
 
     config = replace(tiny, optim=replace(tiny.optim, lr=1e-3, eps=1e-20))
-    plain = yaml.safe_load(freeze.to_yaml(config))
+    text = freeze.to_yaml(config)
+    plain = yaml.safe_load(text)
     assert plain["optim"]["lr"] == 1e-3
     assert plain["optim"]["eps"] == 1e-20
+    assert "\n  compress_ratios: [0, 0, 2, 2, 1, 1]\n" in text
+    assert '\nname: "tiny"\n' in text
+
+
+def test_a_number_put_there_by_hand_is_one(tiny: RunConfig) -> None:
+    text = freeze.to_yaml(tiny).replace("lr: 0.001\n", "lr: 1e-3\n")
+    assert "lr: 1e-3" in text
+    assert freeze.from_yaml(text, where="here") == tiny
 
 
 @pytest.mark.parametrize(
