@@ -139,8 +139,9 @@ class _Sinkhorn(torch.autograd.Function):
         kept: list[tuple[Tensor, Tensor, int]] = []
         soft, _ = _iterates(logits, m, iterations, eps, kept)
         g = grad.permute(1, 2, 0).contiguous()
+        product = torch.empty_like(g)
         for result, total, dim in reversed(kept):
-            g = (g - (g * result).sum(dim, keepdim=True)) / total
+            g.sub_(torch.mul(g, result, out=product).sum(dim, keepdim=True)).div_(total)
         g = soft * (g - (g * soft).sum(1, keepdim=True))
         return g.view(m * m, -1).t(), None, None, None
 

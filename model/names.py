@@ -1,9 +1,9 @@
 """Released tensor names and ours: one rule each way.
 
 Ours follow the released ones but for three things: the mHC parameters live in modules
-(`hc_attn.fn`, released `hc_attn_fn`), routed experts are stacked in one tensor an operand
-(`ffn.experts.w1` [E, I, D], released `ffn.experts.E.w1.weight`), and Engram tables
-(`layers.N.engram.embed.weight`) live in the store, outside the module tree.
+(`hc_attn.fn`, released `hc_attn_fn`); an expert's gate and up rows are one matrix and the routed
+experts are stacked (`ffn.experts.w13` [E, 2I, D], released `ffn.experts.E.{w1,w3}.weight`); and
+Engram tables (`layers.N.engram.embed.weight`) live in the store, outside the module tree.
 """
 
 from __future__ import annotations
@@ -20,11 +20,22 @@ from model.transformer import DeepseekV41
 
 def released_slots(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     """The released (name, slice of `tensor`) pairs that our tensor `name` consists of."""
-    if m := re.fullmatch(r"(.*\.ffn\.experts)\.(w[123])", name):
+    if m := re.fullmatch(r"(.*\.ffn\.experts)\.(w13|w2)", name):
         for e, part in enumerate(tensor):
-            yield f"{m[1]}.{e}.{m[2]}.weight", part
+            yield from _expert_slots(f"{m[1]}.{e}", m[2], part)
+    elif m := re.fullmatch(r"(.*\.ffn\.shared_experts)\.(w13|w2)\.weight", name):
+        yield from _expert_slots(m[1], m[2], tensor)
     else:
         yield re.sub(r"\.hc_(attn|ffn)\.", r".hc_\1_", name), tensor
+
+
+def _expert_slots(prefix: str, operand: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    if operand == "w2":
+        yield f"{prefix}.w2.weight", tensor
+        return
+    gate, up = tensor.chunk(2)
+    yield f"{prefix}.w1.weight", gate
+    yield f"{prefix}.w3.weight", up
 
 
 def table_name(layer: int) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.config import ModelConfig
@@ -27,27 +29,21 @@ class MoE(nn.Module):
 
 
 class Experts(nn.Module):
-    """All routed experts in three stacked tensors, w1 and w3 [E, I, D], w2 [E, D, I]."""
+    """All routed experts, stacked: w13 [E, 2I, D], gate rows (w1) then up rows (w3), and w2
+    [E, D, I]. Gate and up are one product."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         e, width, inner = config.n_routed_experts, config.hidden_size, config.moe_intermediate_size
-        self.w1 = nn.Parameter(torch.empty(e, inner, width))
+        self.w13 = nn.Parameter(torch.empty(e, 2 * inner, width))
         self.w2 = nn.Parameter(torch.empty(e, width, inner))
-        self.w3 = nn.Parameter(torch.empty(e, inner, width))
-        self.limit = config.swiglu_limit
+        self.limit, self.workspace_bytes = config.swiglu_limit, config.workspace_mb << 20
 
     def forward(self, x: Tensor, routing: Routing) -> Tensor:
-        return _RoutedExperts.apply(
-            x,
-            routing.weights,
-            self.w1.to(x.dtype),
-            self.w2.to(x.dtype),
-            self.w3.to(x.dtype),
-            routing.experts,
-            routing.counts,
-            self.limit,
-        )
+        """x [T, D] -> [T, D], 0 for padding tokens."""
+        w13, w2 = self.w13.to(x.dtype), self.w2.to(x.dtype)
+        settings = self.limit, self.workspace_bytes
+        return _RoutedExperts.apply(x, routing.weights, w13, w2, routing, settings)
 
 
 class SharedExpert(nn.Module):
@@ -56,114 +52,155 @@ class SharedExpert(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         width, inner = config.hidden_size, config.moe_intermediate_size
-        self.w1 = nn.Linear(width, inner, bias=False)
+        self.w13 = nn.Linear(width, 2 * inner, bias=False)
         self.w2 = nn.Linear(inner, width, bias=False)
-        self.w3 = nn.Linear(width, inner, bias=False)
         self.limit = config.swiglu_limit
 
     def forward(self, x: Tensor) -> Tensor:
-        weights = self.w1.weight, self.w2.weight, self.w3.weight
-        return _SharedExpert.apply(x, *(w.to(x.dtype) for w in weights), self.limit)
+        w13, w2 = self.w13.weight.to(x.dtype), self.w2.weight.to(x.dtype)
+        return _SharedExpert.apply(x, w13, w2, self.limit)
 
 
 class _SharedExpert(torch.autograd.Function):
     """Keeps x alone, like the routed experts."""
 
     @staticmethod
-    def forward(ctx, x, w1, w2, w3, limit):  # type: ignore[override]
-        ctx.save_for_backward(x, w1, w2, w3)
+    def forward(ctx, x, w13, w2, limit):  # type: ignore[override]
+        ctx.save_for_backward(x, w13, w2)
         ctx.limit = limit
-        return _swiglu(x @ w1.t(), x @ w3.t(), limit)[0].to(x.dtype) @ w2.t()
+        return _swiglu(x @ w13.t(), limit).act.to(x.dtype) @ w2.t()
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[override]
-        x, w1, w2, w3 = ctx.saved_tensors
-        act, by_gate, by_up = _swiglu(x @ w1.t(), x @ w3.t(), ctx.limit, slopes=True)
-        grad_w2 = grad.t() @ act.to(x.dtype)
-        by_act = (grad @ w2).float()
-        by_gate, by_up = by_gate.mul_(by_act).to(x.dtype), by_up.mul_(by_act).to(x.dtype)
-        grad_x = torch.addmm(by_gate @ w1, by_up, w3)
-        return grad_x, by_gate.t() @ x, grad_w2, by_up.t() @ x, None
+        x, w13, w2 = ctx.saved_tensors
+        parts = _swiglu(x @ w13.t(), ctx.limit)
+        grad_w2 = grad.t() @ parts.act.to(x.dtype)
+        by_both = _swiglu_backward((grad @ w2).float(), parts, ctx.limit).to(x.dtype)
+        return by_both @ w13, by_both.t() @ x, grad_w2, None
 
 
 class _RoutedExperts(torch.autograd.Function):
-    """Sort the token slots by expert, run expert after expert, add each one's output to its tokens.
+    """Sort the token slots by expert, run a few experts at a time, add their outputs to the tokens.
 
-    The sum over a token's k experts is fp32, in the order of expert numbers. An expert's rows and pre-activations live only while it runs: forward keeps x, backward makes
-    them again. So memory holds one expert's share of them, which also stays in the cache.
+    The sum over a token's k experts is fp32, in the order of expert numbers. The rows and
+    pre-activations of a group of experts live only while it runs: forward keeps x, backward makes
+    them again. A group is as many experts as the workspace has room for, at least one.
     """
 
     @staticmethod
-    def forward(ctx, x, weights, w1, w2, w3, experts, counts, limit):  # type: ignore[override]
-        order = torch.argsort(experts.flatten(), stable=True)
-        stretches = _Stretches(order, counts.tolist(), experts.shape[1])
-        ctx.save_for_backward(x, weights, w1, w2, w3)
-        ctx.settings = stretches, limit
+    def forward(ctx, x, weights, w13, w2, routing, settings):  # type: ignore[override]
+        limit, workspace_bytes = settings
+        slots = _Slots.of(routing)
+        ctx.save_for_backward(x, weights, w13, w2)
+        ctx.settings = slots, limit, workspace_bytes
         out = torch.zeros_like(x, dtype=torch.float32)
-        for e, here, token in stretches:
-            rows = x.index_select(0, token)
-            act = _swiglu(rows @ w1[e].t(), rows @ w3[e].t(), limit)[0]
-            hidden = act.mul_(stretches.of_slots(weights, here)).to(x.dtype)
-            out.index_add_(0, token, (hidden @ w2[e].t()).float())
+        for g in slots.groups(_bytes_per_slot(w13), workspace_bytes):
+            rows = x.index_select(0, g.token)
+            act = _swiglu(_by_expert(rows, w13.mT, g), limit).act
+            hidden = act.mul_(weights.flatten()[g.slot, None]).to(x.dtype)
+            out.index_add_(0, g.token, _by_expert(hidden, w2.mT, g).float())
         return out.to(x.dtype)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[override]
-        x, weights, w1, w2, w3 = ctx.saved_tensors
-        stretches, limit = ctx.settings
-        grad_w1, grad_w2, grad_w3 = (torch.zeros_like(w) for w in (w1, w2, w3))
+        x, weights, w13, w2 = ctx.saved_tensors
+        slots, limit, workspace_bytes = ctx.settings
+        grad_w13, grad_w2 = torch.zeros_like(w13), torch.zeros_like(w2)
         grad_weights = torch.zeros_like(weights)
         grad_x = torch.zeros_like(x, dtype=torch.float32)
-        for e, here, token in stretches:
-            rows, by_y = x.index_select(0, token), grad.index_select(0, token)
-            gate, up = rows @ w1[e].t(), rows @ w3[e].t()
-            act, by_gate, by_up = _swiglu(gate, up, limit, slopes=True)
-            slot = stretches.of_slots(weights, here)
-            torch.mm(by_y.t(), (act * slot).to(x.dtype), out=grad_w2[e])
-            by_hidden = (by_y @ w2[e]).float()
-            grad_weights.view(-1)[stretches.order[here]] = (by_hidden * act).sum(-1)
-            by_act = by_hidden.mul_(slot)
-            by_gate, by_up = by_gate.mul_(by_act).to(x.dtype), by_up.mul_(by_act).to(x.dtype)
-            torch.mm(by_gate.t(), rows, out=grad_w1[e])
-            torch.mm(by_up.t(), rows, out=grad_w3[e])
-            grad_x.index_add_(0, token, torch.addmm(by_gate @ w1[e], by_up, w3[e]).float())
-        return grad_x.to(x.dtype), grad_weights, grad_w1, grad_w2, grad_w3, None, None, None
+        for g in slots.groups(_bytes_per_slot(w13), workspace_bytes):
+            rows, by_y = x.index_select(0, g.token), grad.index_select(0, g.token)
+            parts = _swiglu(_by_expert(rows, w13.mT, g), limit)
+            weight = weights.flatten()[g.slot, None]
+            _add_outer(grad_w2, by_y, (parts.act * weight).to(x.dtype), g)
+            by_hidden = _by_expert(by_y, w2, g).float()
+            grad_weights.view(-1)[g.slot] = (by_hidden * parts.act).sum(-1)
+            by_both = _swiglu_backward(by_hidden.mul_(weight), parts, limit).to(x.dtype)
+            _add_outer(grad_w13, by_both, rows, g)
+            grad_x.index_add_(0, g.token, _by_expert(by_both, w13, g).float())
+        return grad_x.to(x.dtype), grad_weights, grad_w13, grad_w2, None, None
 
 
-class _Stretches:
-    """T * k token slots in expert order: for each expert with work, its slots and their tokens.
+class _Group(NamedTuple):
+    """Token slots of consecutive experts, sorted by expert."""
 
-    Slots of padding tokens sort last, past every stretch: nothing computes them.
-    """
-
-    def __init__(self, order: Tensor, sizes: list[int], k: int) -> None:
-        self.order, self.sizes, self.k = order, sizes, k
-
-    def __iter__(self) -> Iterator[tuple[int, slice, Tensor]]:
-        at = 0
-        for e, size in enumerate(self.sizes):
-            here = slice(at, at + size)
-            if size:
-                yield e, here, self.order[here] // self.k
-            at += size
-
-    def of_slots(self, weights: Tensor, here: slice) -> Tensor:
-        """Routing weights [T, k] of some slots, as a column."""
-        return weights.flatten()[self.order[here], None]
+    first: int  # expert
+    sizes: list[int]  # slots of expert first, first + 1, ...
+    slot: Tensor  # [n] int64, flat index token * k + choice
+    token: Tensor  # [n] int64
 
 
-def _swiglu(
-    gate: Tensor, up: Tensor, limit: float, *, slopes: bool = False
-) -> tuple[Tensor, ...]:
-    """silu(min(gate, limit)) * clamp(up, +-limit) in fp32, and its slopes by gate and by up.
+class _Slots(NamedTuple):
+    """The T * k token slots in expert order; those of padding tokens come last and are not run."""
 
-    A clamped value passes no gradient; at the limit itself it does, as torch's clamp has it.
-    """
-    g, u = gate.float(), up.float()
-    low, mid = g.clamp_max(limit), u.clamp(-limit, limit)
-    half = torch.sigmoid(low)
-    silu = low * half
-    if not slopes:
-        return (silu * mid,)
-    by_gate = (half + silu * (1 - half)) * mid * (g <= limit)
-    return silu * mid, by_gate, silu * (u.abs() <= limit)
+    order: Tensor
+    sizes: list[int]
+    k: int
+
+    @classmethod
+    def of(cls, routing: Routing) -> _Slots:
+        order = torch.argsort(routing.experts.flatten(), stable=True)
+        return cls(order, routing.counts.tolist(), routing.experts.shape[1])
+
+    def groups(self, bytes_per_slot: int, workspace_bytes: int) -> Iterator[_Group]:
+        room = max(1, workspace_bytes // bytes_per_slot)
+        first = at = 0
+        while first < len(self.sizes):
+            last, total = first + 1, self.sizes[first]
+            while last < len(self.sizes) and total + self.sizes[last] <= room:
+                total += self.sizes[last]
+                last += 1
+            if total:
+                slot = self.order[at : at + total]
+                yield _Group(first, self.sizes[first:last], slot, slot // self.k)
+            first, at = last, at + total
+
+
+def _bytes_per_slot(w13: Tensor) -> int:
+    """Of backward's temporaries: four rows of width D and, in fp32, about five of width 2I."""
+    return 4 * (4 * w13.shape[2] + 5 * w13.shape[1])
+
+
+def _by_expert(rows: Tensor, weight: Tensor, g: _Group) -> Tensor:
+    """rows [n, a], each times its expert's weight[e] (weight [E, a, b]) -> [n, b]."""
+    out = rows.new_empty(rows.shape[0], weight.shape[2])
+    parts = zip(rows.split(g.sizes), out.split(g.sizes), strict=True)
+    for e, (part, result) in enumerate(parts, start=g.first):
+        torch.mm(part, weight[e], out=result)
+    return out
+
+
+def _add_outer(total: Tensor, left: Tensor, right: Tensor, g: _Group) -> None:
+    """Write left^T @ right of each expert's slots to total[e]; an expert without any gets zeros."""
+    parts = zip(left.split(g.sizes), right.split(g.sizes), strict=True)
+    for e, (one, other) in enumerate(parts, start=g.first):
+        torch.mm(one.t(), other, out=total[e])
+
+
+class _Parts(NamedTuple):
+    """fp32 pieces of silu(min(gate, limit)) * clamp(up, +-limit), [n, I] each."""
+
+    gate: Tensor
+    up: Tensor
+    silu: Tensor
+    act: Tensor
+
+
+def _swiglu(both: Tensor, limit: float) -> _Parts:
+    """both [n, 2I]: gate then up, before the clamps."""
+    gate, up = both.float().chunk(2, dim=-1)
+    silu = F.silu(gate.clamp_max(limit))
+    return _Parts(gate, up, silu, up.clamp(-limit, limit).mul_(silu))
+
+
+def _swiglu_backward(by_act: Tensor, parts: _Parts, limit: float) -> Tensor:
+    """Gradient [n, 2I] fp32 of gate and up. A clamped value passes none; at the limit it does."""
+    gate, up, silu, _ = parts
+    out = by_act.new_empty(by_act.shape[0], 2 * by_act.shape[1])
+    by_gate, by_up = out.chunk(2, dim=-1)
+    by_silu = up.clamp(-limit, limit).mul_(by_act)
+    by_gate.copy_(torch.ops.aten.silu_backward(by_silu, gate.clamp_max(limit)))
+    by_gate.masked_fill_(gate > limit, 0.0)
+    torch.mul(by_act, silu, out=by_up)
+    by_up.masked_fill_(up.abs() > limit, 0.0)
+    return out
