@@ -12,6 +12,10 @@ from torch import Tensor, nn
 from model.config import ModelConfig
 from model.moe.router import Router, Routing
 
+# Matrix libraries take other kernels for very few rows, with other roundings: a token's bits would
+# depend on how many tokens of other documents share its expert.
+FEWEST_ROWS = 16
+
 
 class MoE(nn.Module):
     """x [T, D] -> (routed sum + shared expert [T, D], tokens per expert [E])."""
@@ -166,7 +170,11 @@ def _by_expert(rows: Tensor, weight: Tensor, g: _Group) -> Tensor:
     out = rows.new_empty(rows.shape[0], weight.shape[2])
     parts = zip(rows.split(g.sizes), out.split(g.sizes), strict=True)
     for e, (part, result) in enumerate(parts, start=g.first):
-        torch.mm(part, weight[e], out=result)
+        missing = FEWEST_ROWS - len(part)
+        if len(part) == 0 or missing <= 0:
+            torch.mm(part, weight[e], out=result)
+        else:
+            result.copy_((F.pad(part, (0, 0, 0, missing)) @ weight[e])[: len(part)])
     return out
 
 
