@@ -155,7 +155,7 @@ def relative() -> Callable[[Tensor, Tensor], float]:
     """Norm of the difference over the norm of the second; 0 for two zeros."""
 
     def error(found: Tensor, wanted: Tensor) -> float:
-        found, wanted = found.double(), wanted.double()
+        found, wanted = found.detach().double(), wanted.detach().double()
         difference = (found - wanted).norm()
         return 0.0 if difference == 0 else float(difference / wanted.norm())
 
