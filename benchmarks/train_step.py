@@ -75,7 +75,7 @@ def main() -> None:
             begin = time.perf_counter()
             loss = step()
             seconds.append(time.perf_counter() - begin)
-    if args.profile:
+    if trace is not None:
         table = trace.key_averages().table(sort_by="self_cpu_time_total", row_limit=45)
         args.profile.write_text(table)
     median = statistics.median(seconds)
@@ -91,7 +91,9 @@ def main() -> None:
         print("  ".join(f"{name} {value:.4g}" for name, value in report.items()))
 
 
-def pack(config: ModelConfig, args: argparse.Namespace) -> tuple[ModelInputs, torch.Tensor, torch.Tensor]:
+def pack(
+    config: ModelConfig, args: argparse.Namespace
+) -> tuple[ModelInputs, torch.Tensor, torch.Tensor]:
     """Aligned documents of the asked lengths in one row, random ids, and their Engram rows."""
     vocabulary = len(load_tokenizer(str(args.tokenizer)))
     rng = np.random.default_rng(0)
@@ -110,9 +112,13 @@ def pack(config: ModelConfig, args: argparse.Namespace) -> tuple[ModelInputs, to
     hasher = RowHasher.for_model(config, tokenizer=str(args.tokenizer))
     assert hasher is not None, "this benchmark wants a model with Engram layers"
     rows = hasher.rows(ids[None], seq_ids=seq[None], live=seq[None] > 0)
-    tensor = [torch.from_numpy(a)[None] for a in (ids, seq, position)]
-    types = torch.full((1, args.seq), -1, dtype=torch.int8)
-    return ModelInputs(*tensor, types), torch.from_numpy(labels)[None], torch.from_numpy(rows)
+    inputs = ModelInputs(
+        input_ids=torch.from_numpy(ids)[None],
+        seq_ids=torch.from_numpy(seq)[None],
+        position_ids=torch.from_numpy(position)[None],
+        token_types=torch.full((1, args.seq), -1, dtype=torch.int8),
+    )
+    return inputs, torch.from_numpy(labels)[None], torch.from_numpy(rows)
 
 
 def arguments() -> argparse.Namespace:

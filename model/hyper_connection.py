@@ -54,7 +54,7 @@ class HyperConnection(nn.Module):
 
 
 def read(streams: Tensor, pre: Tensor) -> Tensor:
-    """What a sublayer sees: sum_m pre[t, m] * streams[t, m] in fp32 -> [T, D] in the streams' type."""
+    """What a sublayer sees: sum_m pre[t, m] * streams[t, m], fp32 -> [T, D] in the streams' type."""
     return _Read.apply(streams, pre)
 
 

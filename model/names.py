@@ -52,7 +52,8 @@ def load_released(model: DeepseekV41, store: LocalStore, tensors: dict[str, Tens
     slots = dict(_slots(model))
     slots |= {table_name(n): w for n, w in zip(store.layers, store.weight, strict=True)}
     faults = [f"{n} is missing" for n in sorted(slots.keys() - tensors.keys())]
-    faults += [f"{n} belongs to no part of this model" for n in sorted(tensors.keys() - slots.keys())]
+    surplus = sorted(tensors.keys() - slots.keys())
+    faults += [f"{n} belongs to no part of this model" for n in surplus]
     for name in sorted(slots.keys() & tensors.keys()):
         if slots[name].shape != tensors[name].shape:
             faults.append(

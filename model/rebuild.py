@@ -32,7 +32,7 @@ def rebuilding(make: Callable[[], Sequence[Tensor]]) -> Iterator[Callable[[Tenso
 
 
 class _Shared:
-    """The tensors of one context; rebuilt together, alive from a backward's first use to its last."""
+    """One context's tensors; rebuilt together, alive from a backward's first use to its last."""
 
     def __init__(self, make: Callable[[], Sequence[Tensor]]) -> None:
         self.make, self.notes, self.pending = make, 0, 0

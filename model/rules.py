@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def broken_rules(c: ModelConfig) -> list[str]:
 def _attention(c: ModelConfig) -> list[str]:
     out = []
     if c.num_key_value_heads != 1:
-        out.append(f"num_key_value_heads={c.num_key_value_heads}: V4.1 has one shared KV head; set 1")
+        out.append(f"num_key_value_heads={c.num_key_value_heads}: V4.1 shares one KV head; set 1")
     if c.num_attention_heads % c.o_groups:
         out.append(
             f"num_attention_heads={c.num_attention_heads} is not divisible by o_groups={c.o_groups}"
@@ -70,7 +71,7 @@ def _schedule(c: ModelConfig) -> list[str]:
         out.append(f"compress_ratios={list(ratios)} may hold no negative ratio")
     for name in ("kv_source_layer_ids", "index_source_layer_ids", "engram_layer_ids"):
         ids = getattr(c, name)
-        if any(a >= b for a, b in zip(ids, ids[1:], strict=False)) or any(i < 0 for i in ids):
+        if any(a >= b for a, b in pairwise(ids)) or any(i < 0 for i in ids):
             out.append(f"{name}={list(ids)} must be strictly increasing layer numbers")
     for name in ("kv_source_layer_ids", "index_source_layer_ids"):
         for n in getattr(c, name):
@@ -104,9 +105,10 @@ def _schedule(c: ModelConfig) -> list[str]:
                 "would point into other entries"
             )
         if c.candidate_topk_blocks * c.candidate_block_size < c.index_topk:
+            pool = c.candidate_topk_blocks * c.candidate_block_size
             out.append(
-                f"candidate_topk_blocks * candidate_block_size = "
-                f"{c.candidate_topk_blocks * c.candidate_block_size} is below index_topk={c.index_topk}"
+                f"candidate_topk_blocks * candidate_block_size = {pool} is below "
+                f"index_topk={c.index_topk}"
             )
     return out
 
@@ -175,7 +177,9 @@ def _vision(c: ModelConfig) -> list[str]:
         if getattr(v, name) <= 0:
             out.append(f"vision.{name}={getattr(v, name)} must be positive")
     if v.max_image_tokens < 4:
-        out.append(f"vision.max_image_tokens={v.max_image_tokens} cannot hold one image cell; set 4+")
+        out.append(
+            f"vision.max_image_tokens={v.max_image_tokens} holds no image cell; set 4 or more"
+        )
     if v.max_wh_ratio is not None and v.max_wh_ratio <= 0:
         out.append(f"vision.max_wh_ratio={v.max_wh_ratio} must be positive or null")
     return out

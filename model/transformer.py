@@ -39,9 +39,7 @@ class Head(nn.Module):
         """hidden [T, D] -> summed loss over labels [T], or logits [T, V] without them."""
         if labels is None:
             return F.linear(hidden.float(), self.weight)
-        return cross_entropy_sum(
-            hidden, self.weight, labels, workspace_bytes=self.workspace_bytes
-        )
+        return cross_entropy_sum(hidden, self.weight, labels, workspace_bytes=self.workspace_bytes)
 
 
 class DeepseekV41(nn.Module):

@@ -179,6 +179,15 @@ class TrainerConfig:
                 packs_per_micro_batch=self.train.packs_per_micro_batch,
                 ranks=self.parallel.world,
             )
+        for name, size in (
+            ("2 * model.moe_intermediate_size", 2 * self.model.moe_intermediate_size),
+            ("model.hidden_size", self.model.hidden_size),
+        ):
+            if self.parallel.dp_shard > 0 and size % self.parallel.dp_shard:
+                found.append(
+                    f"{name} = {size} is not divisible by parallel.dp_shard="
+                    f"{self.parallel.dp_shard}, over which experts are sharded; use a divisor"
+                )
         found += self.data.model_problems(self.model)
         if self.data.pack_length > self.model.max_position_embeddings:
             found.append(

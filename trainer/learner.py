@@ -13,6 +13,7 @@ from model.names import table_name
 from model.transformer import DeepseekV41
 from trainer.config import TrainerConfig
 from trainer.optim import build_adamw, optimizer_tensors
+from trainer.sharding import shard_model
 from trainer.table_optim import SparseAdam
 
 
@@ -46,9 +47,14 @@ class Learner:
 
 
 def build_learner(config: TrainerConfig) -> Learner:
-    """A freshly initialised model with its optimisers, a function of the configuration alone."""
+    """A freshly initialised model with its optimisers, a function of the configuration alone.
+
+    With a mesh of several ranks the default process group must exist: the model is sharded over it.
+    """
     model = DeepseekV41(config.model)
     init_weights(model, seed=config.seed, std=config.model.initializer_range)
+    if config.parallel.world > 1:
+        shard_model(model, config.parallel, dtype=getattr(torch, config.model.dtype))
     store = LocalStore(config.model, seed=config.seed)
     optim = config.optim
     return Learner(

@@ -41,6 +41,20 @@ class Ranks:
             dist.all_reduce(tensor)
         return tensor
 
+    def all_gather_rows(self, tensor: Tensor) -> list[Tensor]:
+        """Every rank's tensor, in rank order; they may differ in the size of their first dim."""
+        if self.world == 1:
+            return [tensor]
+        mine = torch.tensor([tensor.shape[0]], device=tensor.device)
+        sizes = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(sizes, mine)
+        counts = [int(size) for size in sizes]
+        padded = tensor.new_zeros(max(counts), *tensor.shape[1:])
+        padded[: tensor.shape[0]] = tensor
+        parts = [torch.empty_like(padded) for _ in range(self.world)]
+        dist.all_gather(parts, padded)
+        return [part[:count] for part, count in zip(parts, counts, strict=True)]
+
     def any(self, flag: bool) -> bool:
         """Whether any rank says so: the same answer on every rank."""
         if self.world == 1:

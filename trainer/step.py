@@ -19,6 +19,8 @@ from trainer.gradients import Gradient, clip, gradient_norm, parameter_gradients
 from trainer.learner import Learner
 from trainer.optim import set_learning_rate
 from trainer.ranks import Ranks
+from trainer.sharding import reduce_islands
+from trainer.table_sync import TableGradients, collect_table_gradients
 
 
 class DivergedError(Exception):
@@ -81,11 +83,13 @@ def train_step(
     tokens = TokenCounts.of(batches, ranks)
     window = learner.store.open_window([batch.engram_rows for batch in batches])
     sums = accumulate(learner, batches, window, labels=tokens.valid, ranks=ranks)
-    norm = _limit_gradient(learner, window, sums.loss, clip_norm=settings.clip_norm, ranks=ranks)
+    reduce_islands(learner.model, ranks)
+    tables = collect_table_gradients(window, ranks)
+    norm = _limit_gradient(learner, tables, sums.loss, clip_norm=settings.clip_norm, ranks=ranks)
     set_learning_rate(learner.optimizer, settings.lr)
     learner.optimizer.step()
     learner.optimizer.zero_grad(set_to_none=True)
-    learner.table_optimizer.step(window.ids, window.grads, lr=settings.table_lr)
+    learner.table_optimizer.step(tables.ids, tables.grads, lr=settings.table_lr)
     balance_routers(learner.model, sums.experts)
     return StepResult(
         loss=sums.loss / tokens.valid if tokens.valid else None,
@@ -135,11 +139,11 @@ def forward(learner: Learner, batch: Batch, engram: list[EngramRows]) -> Forward
 
 
 def _limit_gradient(
-    learner: Learner, window: Window, loss: float, *, clip_norm: float, ranks: Ranks
+    learner: Learner, tables: TableGradients, loss: float, *, clip_norm: float, ranks: Ranks
 ) -> float:
     """Clip parameters and table rows together; return the norm from before."""
     gradients = parameter_gradients(learner.model.parameters(), ranks)
-    gradients += [Gradient(grad, copies=ranks.world) for grad in window.grads]
+    gradients += [Gradient(grad, copies=ranks.world) for grad in tables.grads]
     norm = gradient_norm(gradients, ranks)
     if ranks.any(not (math.isfinite(norm) and math.isfinite(loss))):
         raise DivergedError(f"loss sum {loss:g}, gradient norm {norm:g}")

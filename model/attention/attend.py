@@ -2,8 +2,8 @@
 
 Memory is bounded by a workspace, never by S: nothing of shape [heads, S, S] or [heads, S, groups]
 exists, and neither do the queries or the outputs of a whole sequence, heads * head_dim numbers a
-token (at the released sizes six times the hidden size, each). Backward rebuilds a tile's queries and
-probabilities from the saved latents. At a fixed window and top-k the cost is linear in tokens.
+token (at the released sizes six times the hidden size, each). Backward rebuilds a tile's queries
+and probabilities from the saved latents. At a fixed window and top-k the cost is linear in tokens.
 """
 
 from __future__ import annotations
@@ -42,14 +42,12 @@ def attend(
 
     q_latent [T, q_lora] with wq_b [H*d, q_lora] gives the queries, rotated by turn [T, rope/2]
     complex64. kv [T, d] is one head of rotated keys that are the values too; sink [H] enters the
-    denominator only. start [T] int64 is the first flat index a query may look at, t + 1 where it may
-    look at nothing (its output is 0). entries [G, d] with selected [T, K] int64, -1 where absent, or
-    both None. Outputs are rotated back and go through wo_a [groups * o_lora, H*d / groups], each
-    group of heads through its own rows. Returns [T, groups * o_lora] in q_latent's dtype.
+    denominator only. start [T] int64 is the first flat index a query may look at, t + 1 where it
+    may look at nothing (its output is 0). entries [G, d] with selected [T, K] int64, -1 where
+    absent, or both None. Outputs are rotated back and go through wo_a [groups * o_lora, H*d/groups],
+    each group of heads through its own rows. Returns [T, groups * o_lora] in q_latent's dtype.
     """
-    return _Attend.apply(
-        q_latent, wq_b, wo_a, kv, sink, entries, turn, start, selected, settings
-    )
+    return _Attend.apply(q_latent, wq_b, wo_a, kv, sink, entries, turn, start, selected, settings)
 
 
 class _Attend(torch.autograd.Function):

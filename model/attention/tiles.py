@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+softmax_backward = torch.ops.aten._softmax_backward_data
+
 SMALLEST_BLOCK = 32  # below this the dense products are too small to be fast
 
 
@@ -23,7 +25,7 @@ class Keys:
 
     near [window - 1 + T + ..., d] fp32: window keys, padded in front for the first queries and by
     whole blocks at the end. start [T] int64: the first flat index a query may look at, t + 1 where
-    it may look at nothing. entries [G, d] fp32 and selected [T, K] int64 (-1 where absent), or None.
+    it may look at nothing. entries [G, d] fp32, selected [T, K] int64 (-1 where absent), or None.
     """
 
     near: Tensor
@@ -60,7 +62,7 @@ class Keys:
         return self.block + self.window - 1
 
     def tiles(self, heads: int, workspace_bytes: int) -> Iterator[tuple[int, int]]:
-        """Query ranges, multiples of the block but the last, whose temporaries fit the workspace."""
+        """Query ranges, whole blocks but the last, whose temporaries fit the workspace."""
         dim, tokens = self.near.shape[1], self.start.shape[0]
         chosen = 0 if self.selected is None else self.selected.shape[1]
         # Backward holds four score-shaped, six query-shaped and three entry-shaped tensors.
@@ -131,7 +133,7 @@ class Tile:
         parts = [grad.new_zeros(1, 1, 1).expand(wide, near.shape[1], 1), near]
         if self.far is not None:
             parts.append(torch.bmm(grad, self.far.mT))
-        by_score = torch._softmax_backward_data(torch.cat(parts, dim=-1), self.p, -1, torch.float32)
+        by_score = softmax_backward(torch.cat(parts, dim=-1), self.p, -1, torch.float32)
         into.sink += by_score[..., 0].sum(0)
 
         p_near, p_far = self._split(self.p)

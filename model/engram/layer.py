@@ -14,7 +14,8 @@ SMALLEST_DOT = 1e-6
 class Engram(nn.Module):
     """X_m += gate_m * value, with key [M, D] and value [D] projected from the token's rows.
 
-    dot_m = sum_D(X_m * q_m * k_m * key_m) * rsqrt(mean X_m^2 + eps) * rsqrt(mean key_m^2 + eps) * D^-1/2;
+    dot_m = sum_D(X_m * q_m * k_m * key_m) / (rms(X_m) * rms(key_m)) * D^-1/2, with
+    rms(v) = sqrt(mean v^2 + eps);
     gate_m = sigmoid(sign(dot) * sqrt(max(|dot|, 1e-6))), all fp32, and 0 on dead tokens.
     """
 

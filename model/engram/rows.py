@@ -26,8 +26,8 @@ def project_rows(rows: EngramRows, weight: Tensor, dtype: torch.dtype) -> Tensor
 
     weight [out, columns * head_dim]. Backward ADDS the rows' gradient into rows.grad_buffer, in the
     order of the reads: indexing a leaf would build a dense gradient per use, saturate in bf16 and
-    depend on the thread count. The concatenated rows, wider than the hidden size, are gathered again
-    instead of kept.
+    depend on the thread count. The concatenated rows, wider than the hidden size, are gathered
+    again instead of kept.
     """
     return _ProjectRows.apply(weight.to(dtype), rows)
 

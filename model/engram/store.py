@@ -53,7 +53,7 @@ class LocalStore:
             parts = [batch[:, :, index] for batch in rows]
             every = torch.cat([part.flatten() for part in parts])
             ids, inverse = torch.unique(every, return_inverse=True)
-            if len(ids) and not (0 <= int(ids[0]) and int(ids[-1]) < count):
+            if len(ids) and (int(ids[0]) < 0 or int(ids[-1]) >= count):
                 raise ValueError(
                     f"Engram row ids of layer {layer} reach from {int(ids[0])} to {int(ids[-1])}, "
                     f"outside its {count} rows: the batch was hashed for another geometry"

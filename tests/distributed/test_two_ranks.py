@@ -1,0 +1,161 @@
+"""One rank and two give the same training: gradients, losses, weights, tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from data.config import DataConfig
+from model.config import ModelConfig, QatConfig
+from trainer.checkpoint import Checkpoints
+from trainer.config import (
+    CheckpointConfig,
+    EvalConfig,
+    LoggingConfig,
+    OptimConfig,
+    ParallelConfig,
+    TrainConfig,
+    TrainerConfig,
+)
+from trainer.learner import build_learner
+from trainer.ranks import Ranks
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+PROGRAM = Path(__file__).with_name("rank_program.py")
+STEPS = 20
+# Relative, over all steps. The gate has the slope of a square root at zero, which magnifies the
+# last bits of what flows through it: the gate itself, the gradient's norm, the tables.
+LIMITS = {"loss": 1e-4, "eval_loss": 1e-4, "grad_norm": 2e-3, "engram_gate_mean": 2e-3}
+
+
+def tiny(folder: Path) -> TrainerConfig:
+    """The smallest model with every mechanism, on documents of many lengths."""
+    text = folder / "text.jsonl"
+    words = "the cat sat on a mat and saw one more dog run over that old red wall".split()
+    documents = [" ".join(words[(i * j) % len(words)] for j in range(5 + i)) for i in range(40)]
+    text.write_text("".join(json.dumps({"text": d}) + "\n" for d in documents))
+    model = ModelConfig.from_released(json.loads((GOLDEN / "tiny_text/config.json").read_text()))
+    # The cache quantisers turn a last-bit difference into a whole rounding step; without them two
+    # orders of summation stay close for as long as one likes.
+    model = dataclasses.replace(model, qat=QatConfig(False, False, False))
+    return TrainerConfig(
+        seed=5,
+        model=model,
+        data=DataConfig(
+            source="jsonl",
+            paths=(str(text),),
+            tokenizer=str(GOLDEN / "tokenizer.json"),
+            pack_length=96,
+            holdout=0.1,
+        ),
+        optim=OptimConfig(
+            name="adamw",
+            lr=3e-3,
+            warmup_steps=2,
+            hold_steps=10,
+            decay_steps=8,
+            final_lr=3e-4,
+            beta1=0.9,
+            beta2=0.95,
+            eps=1e-3,  # makes the update smooth: below it, the sign of a rounding error counts
+            weight_decay=0.1,
+            table_lr_multiplier=5.0,
+        ),
+        parallel=ParallelConfig(),
+        train=TrainConfig(steps=STEPS, packs_per_step=4, threads=1),
+        eval=EvalConfig(every=10, packs=3),
+        checkpoint=CheckpointConfig(every=0),
+        logging=LoggingConfig(),
+    )
+
+
+def run(config: TrainerConfig, folder: Path, name: str) -> Path:
+    """Train on as many gloo ranks as the mesh has; the folder of the run."""
+    world = config.parallel.world
+    (folder / f"{name}.pickle").write_bytes(pickle.dumps(config))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = [folder / f"{name}.pickle", folder / f"{name}.pt", folder / name]
+    place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), *map(str, words)],
+            env={**os.environ, **place, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    output = [process.communicate(timeout=240)[0] for process in started]
+    assert [process.returncode for process in started] == [0] * world, "\n".join(output)
+    return folder / name
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory) -> tuple[TrainerConfig, Path]:
+    folder = tmp_path_factory.mktemp("ranks")
+    config = tiny(folder)
+    return config, run(config, folder, "one")
+
+
+MESHES = {"shard": ParallelConfig(dp_shard=2), "copy": ParallelConfig(dp_replicate=2)}
+
+
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES.keys())
+def test_two_ranks_train_like_one(single, mesh):
+    config, one = single
+    name = f"two_{mesh.dp_shard}"
+    two = run(dataclasses.replace(config, parallel=mesh), one.parent, name)
+
+    expected = torch.load(one.with_suffix(".pt"))
+    found = torch.load(two.with_suffix(".pt"))
+    assert found["first"].keys() == expected["first"].keys()
+    for parameter, grad in expected["first"].items():
+        error = (found["first"][parameter] - grad).norm() / grad.norm().clamp_min(1e-30)
+        # Engram's gate has the slope of a square root: its weights are the least certain.
+        limit = 1e-4 if parameter.endswith(("q_weight", "k_weight")) else 1e-5
+        assert error <= limit, parameter
+    assert found["norm"] == pytest.approx(expected["norm"], rel=1e-6)
+
+    records = [read_metrics(path) for path in (one, two)]
+    assert len(records[0]) == len(records[1]) == STEPS + 2
+    for left, right in zip(*records, strict=True):
+        for key, limit in LIMITS.items():
+            if left.get(key) is not None:
+                assert right[key] == pytest.approx(left[key], rel=limit), (left["step"], key)
+        assert right.get("tokens_total") == left.get("tokens_total")
+
+    left, right = (weights(config, path) for path in (one, two))
+    assert left.keys() == right.keys()
+    for part, limit in (("model/", 1e-4), ("tables/", 2e-3)):
+        names = [n for n in left if n.startswith(part)]
+        change = sum(float((right[n] - left[n]).square().sum()) for n in names)
+        assert change <= limit**2 * sum(float(left[n].square().sum()) for n in names), part
+
+
+def read_metrics(run_dir: Path) -> list[dict]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").open()]
+
+
+def weights(config: TrainerConfig, run_dir: Path) -> dict[str, torch.Tensor]:
+    """Model and tables of the last checkpoint, loaded on one rank whoever wrote it."""
+    learner = build_learner(config)
+    tensors = learner.tensors()
+    checkpoints = Checkpoints(
+        run_dir / "checkpoints", keep=1, attempt=9, ranks=Ranks(), say=lambda text: None
+    )
+    newest = checkpoints.newest()
+    assert newest is not None
+    checkpoints.load(newest, tensors)
+    return {n: t for n, t in tensors.items() if n.startswith(("model/", "tables/"))}
