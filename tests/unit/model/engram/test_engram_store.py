@@ -1,0 +1,138 @@
+"""Tables: windows of rows, and initial values that depend on seed, layer and row alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from model.engram import init
+from model.engram.init import initial_rows, initial_table
+from model.engram.store import LocalStore
+
+MASK = (1 << 64) - 1
+
+
+@pytest.fixture
+def store(make_config: Callable) -> LocalStore:
+    return LocalStore(make_config(), seed=3)
+
+
+def some_ids(shape: tuple[int, ...], seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randint(0, 384, shape, generator=generator)
+    return torch.stack([first, torch.randint(0, 552, shape, generator=generator)], dim=2)
+
+
+def test_a_window_holds_each_row_once_and_gives_every_read(store: LocalStore) -> None:
+    batches = [some_ids((2, 7, 6), 0), some_ids((1, 9, 6), 1)]
+    window = store.open_window(batches)
+    for layer in range(2):
+        wanted = sorted({i for b in batches for i in b[:, :, layer].flatten().tolist()})
+        assert window.ids[layer].tolist() == wanted
+        assert window.ids[layer].dtype == torch.int64
+        assert window.grads[layer].dtype == torch.float32
+        assert window.grads[layer].shape == window.values[layer].shape == (len(wanted), 16)
+        assert not window.grads[layer].any()
+    for i, batch in enumerate(batches):
+        for layer, rows in enumerate(window.rows(i)):
+            assert rows.inverse.shape == batch[:, :, layer].shape
+            read = rows.values[rows.inverse]
+            assert torch.equal(read, store.weight[layer][batch[:, :, layer]])
+            assert rows.grad_buffer is window.grads[layer]
+
+
+def test_the_window_is_a_copy(store: LocalStore) -> None:
+    window = store.open_window([some_ids((1, 4, 6), 0)])
+    before = window.values[0].clone()
+    store.weight[0].zero_()
+    assert torch.equal(window.values[0], before)
+
+
+@pytest.mark.parametrize(("layer", "bad"), [(0, 384), (1, 552), (0, -1), (1, 2**40)])
+def test_a_row_outside_its_table_is_refused(store: LocalStore, layer: int, bad: int) -> None:
+    ids = some_ids((1, 4, 6), 0)
+    ids[0, 2, layer, 3] = bad
+    with pytest.raises(ValueError, match=rf"layer {[1, 3][layer]} reach .*{bad}.*another geometry"):
+        store.open_window([ids])
+
+
+def test_a_row_past_the_smaller_table_alone_is_fine(store: LocalStore) -> None:
+    ids = some_ids((1, 4, 6), 0)
+    ids[0, 0, 1, 0] = 551
+    assert store.open_window([ids]).ids[1][-1] == 551
+
+
+def test_tables_are_those_of_existing_layers(make_config: Callable) -> None:
+    full = LocalStore(make_config(), seed=3)
+    short = LocalStore(make_config(num_hidden_layers=3), seed=3)
+    assert [w.shape for w in full.weight] == [(384, 16), (552, 16)]
+    assert short.layers == (1,)
+    assert torch.equal(short.weight[0], full.weight[0])
+    none = LocalStore(make_config(engram_layer_ids=(), engram_num_embeddings=()), seed=3)
+    assert none.weight == [] and none.open_window([torch.zeros(1, 4, 0, 0).long()]).rows(0) == []
+
+
+def test_rows_depend_on_seed_layer_and_id_alone() -> None:
+    def rows(ids: list[int], layer: int = 1, seed: int = 0) -> Tensor:
+        return initial_rows(torch.tensor(ids), 16, layer=layer, seed=seed, std=0.02)
+
+    table = initial_table(300, 16, layer=1, seed=0, std=0.02)
+    assert table.dtype == torch.float32
+    assert torch.equal(rows(list(range(300))), table)
+    assert torch.equal(rows([250, 3, 3, 299]), table[[250, 3, 3, 299]])
+    assert torch.equal(rows([17]), table[17:18])
+    # More rows change none of the first.
+    assert torch.equal(initial_table(999, 16, layer=1, seed=0, std=0.02)[:300], table)
+    for other in (rows(list(range(300)), layer=2), rows(list(range(300)), seed=1)):
+        assert (other != table).float().mean() > 0.999
+    assert torch.equal(rows([5], seed=0) * 2, initial_rows(torch.tensor([5]), 16, layer=1,
+                                                           seed=0, std=0.04))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 100, 5000])
+def test_any_chunking_gives_the_same_table(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    whole = initial_table(211, 8, layer=3, seed=9, std=1.0)
+    monkeypatch.setattr(init, "CHUNK", chunk)
+    assert torch.equal(initial_table(211, 8, layer=3, seed=9, std=1.0), whole)
+
+
+def test_values_look_normal_and_independent() -> None:
+    std = 0.02
+    x = initial_table(6000, 16, layer=1, seed=0, std=std).double() / std
+    assert abs(float(x.mean())) < 0.015
+    assert float(x.std()) == pytest.approx(1.0, abs=0.01)
+    levels = torch.tensor([0.001, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999]).double()
+    found = torch.quantile(x.flatten(), levels)
+    torch.testing.assert_close(found, torch.special.ndtri(levels), rtol=0.04, atol=0.02)
+    # No column, neighbouring row or neighbouring element tells anything of another.
+    correlation = torch.corrcoef(x.T) - torch.eye(16)
+    assert correlation.abs().max() < 0.06
+    for a, b in ((x[1:], x[:-1]), (x[:, 1:], x[:, :-1])):
+        assert abs(float((a * b).mean())) < 0.015
+    assert x.flatten().unique().numel() > 0.999 * x.numel()
+
+
+def test_rows_past_32_bits_are_rows_of_their_own() -> None:
+    ids = torch.tensor([384_006_167, 384_006_167 + 2**32, 2**24, 2**24 + 1])
+    rows = initial_rows(ids, 256, layer=14, seed=0, std=0.02)
+    assert rows.isfinite().all()
+    assert torch.cdist(rows, rows)[~torch.eye(4, dtype=torch.bool)].min() > 0.1
+
+
+def test_the_hash_is_splitmix64() -> None:
+    """Against python's own unbounded integers."""
+
+    def mixed(x: int) -> int:
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+        return x ^ (x >> 31)
+
+    values = [0, 1, 2**63, MASK, 0x123456789ABCDEF, MASK - 12345]
+    signed = [v - (1 << 64) if v >> 63 else v for v in values]
+    found = init._mixed(torch.tensor(signed))
+    assert [v & MASK for v in found.tolist()] == [mixed(v) for v in values]
+    unit = init._unit(torch.tensor(signed)).tolist()
+    assert unit == [(v >> 11) * 2.0**-53 for v in values]
