@@ -46,7 +46,9 @@ class _Shared:
 
     def find(self, kept: Tensor) -> int | None:
         for index, tensor in enumerate(self.named):
-            if kept.data_ptr() == tensor.data_ptr() and kept.numel() == tensor.numel():
+            same = kept.data_ptr() == tensor.data_ptr() and kept.numel() == tensor.numel()
+            # Not so for a transposed view, say: the rebuilt tensor would be read in another order.
+            if same and kept.dtype == tensor.dtype and _plain(kept) and _plain(tensor):
                 return index
         return None
 
@@ -58,6 +60,10 @@ class _Shared:
         if self.pending == 0:
             self.values = None
         return value
+
+
+def _plain(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 class _Note:

@@ -42,7 +42,11 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor, live: Tensor, image: Tensor) -> Routing:
         """x [T, D]; live and image [T] bool."""
-        scores = F.softplus(F.linear(x.float(), self.weight.float())).sqrt()
+        soft = F.softplus(F.linear(x.float(), self.weight.float()))
+        # Below a logit of about -104 it is 0, where the root's slope would turn a zero gradient
+        # into NaN, of chosen and other experts alike.
+        nothing = soft == 0
+        scores = soft.masked_fill(nothing, 1.0).sqrt().masked_fill(nothing, 0.0)
         with torch.no_grad():
             bias = torch.where(image[:, None], self.bias_vl, self.bias)
             chosen = (scores + bias).topk(self.k, dim=-1).indices

@@ -87,8 +87,10 @@ class Rig:
     def pack(self, rows: list[list[list[int]]], *, width: int | None = None) -> Packed:
         """Lay documents of token ids into rows, each at a multiple of the alignment."""
         step, c = self.config.alignment, self.config
-        ends = [sum(-(-len(d) // step) * step for d in docs[:-1]) + len(docs[-1]) if docs else 1
-                for docs in rows]
+        ends = [
+            sum(-(-len(d) // step) * step for d in docs[:-1]) + len(docs[-1]) if docs else 1
+            for docs in rows
+        ]
         width = width or max(ends)
         shape = (len(rows), width)
         ids = torch.full(shape, c.pad_token_id)
@@ -114,9 +116,7 @@ class Rig:
             return torch.zeros(*ids.shape, 0, 0, dtype=torch.int64)
         compressed = ids % self.config.engram_compressed_vocab_size
         geometry = HashGeometry.from_config(self.config)
-        rows = hash_rows(
-            geometry, compressed.numpy(), seq_ids=seq.numpy(), pad_id=PAD_COMPRESSED
-        )
+        rows = hash_rows(geometry, compressed.numpy(), seq_ids=seq.numpy(), pad_id=PAD_COMPRESSED)
         return torch.from_numpy(rows)
 
     def run(self, *micro_batches: Packed, labels: list[Tensor] | None = None) -> Outcome:

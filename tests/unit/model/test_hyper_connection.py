@@ -55,9 +55,7 @@ def filled(config, seed: int = 0) -> HyperConnection:
 def test_coefficients_and_their_gradients(
     make_config: Callable, relative: Callable, streams: int, iterations: int
 ) -> None:
-    config = make_config(
-        hc_mult=streams, hc_sinkhorn_iters=iterations, hidden_size=6, hc_eps=1e-3
-    )
+    config = make_config(hc_mult=streams, hc_sinkhorn_iters=iterations, hidden_size=6, hc_eps=1e-3)
     own = filled(config)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(5, streams, 6, generator=generator, requires_grad=True)
@@ -67,9 +65,8 @@ def test_coefficients_and_their_gradients(
     for one, other in zip(found, wanted, strict=True):
         assert relative(one, other) < 2e-6
     inputs = [x, own.fn, own.base, own.scale]
-    got = torch.autograd.grad(sum((p * w).sum() for p, w in zip(found, weights, strict=True)), inputs)
-    total = sum((p * w.double()).sum() for p, w in zip(wanted, weights, strict=True))
-    slow = torch.autograd.grad(total, [wide, *inputs[1:]])
+    got = torch.autograd.grad(tuple(found), inputs, weights)
+    slow = torch.autograd.grad(tuple(wanted), [wide, *inputs[1:]], [w.double() for w in weights])
     for one, other in zip(got, slow, strict=True):
         assert relative(one, other) < 1e-5
 

@@ -63,7 +63,7 @@ def assert_same_gradients(found: dict, wanted: dict, relative: Callable) -> None
 
 @pytest.mark.parametrize("shape", SHAPES)
 @settings(
-    max_examples=6,
+    max_examples=4,
     deadline=None,
     derandomize=True,
     database=None,
@@ -203,8 +203,9 @@ def test_no_token_sees_a_later_one(rig) -> None:
     assert not torch.equal(one.logits[:, 25:], two.logits[:, 25:])
 
 
-def test_the_same_twice_on_two_threads(rig, two_threads: None) -> None:
-    packed = rig.pack([[tokens(20, 1), tokens(13, 2)], [tokens(34, 3)]])
+def test_the_same_twice_on_two_threads(rigs: dict, two_threads: None) -> None:
+    rig = rigs["ratios 2 and 3"]
+    packed = rig.pack([[tokens(60, 1), tokens(17, 2)], [tokens(75, 3)]])
     one, two = rig.run(packed), rig.run(packed)
     assert torch.equal(one.logits, two.logits)
     assert torch.equal(one.loss, two.loss)

@@ -16,8 +16,10 @@ def yarn(dim: int, theta: float, y: RopeScaling) -> list[float]:
     """The ramp, channel pair by channel pair."""
 
     def c(turns: float) -> float:
-        return dim * math.log(y.original_max_position_embeddings / (2 * math.pi * turns)) / (
-            2 * math.log(theta)
+        return (
+            dim
+            * math.log(y.original_max_position_embeddings / (2 * math.pi * turns))
+            / (2 * math.log(theta))
         )
 
     low, high = max(math.floor(c(y.beta_fast)), 0), min(math.ceil(c(y.beta_slow)), dim - 1)

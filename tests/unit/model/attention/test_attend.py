@@ -116,12 +116,11 @@ def learned(p: Problem) -> list[Tensor]:
 
 def prepared(p: Problem, kind: torch.dtype) -> Problem:
     """Leaves of type `kind` that want gradients."""
-    return Problem(
-        *[None if t is None else t.to(kind).detach().requires_grad_() for t in p[:6]],  # type: ignore[arg-type]
-        p.angles.to(kind),
-        p.start,
-        p.selected,
-    )
+    learnt = {
+        name: None if t is None else t.to(kind).detach().requires_grad_()
+        for name, t in zip(Problem._fields[:6], p[:6], strict=True)
+    }
+    return p._replace(angles=p.angles.to(kind), **learnt)  # type: ignore[arg-type]
 
 
 LAYOUTS = {
@@ -191,9 +190,7 @@ def test_a_document_gives_the_same_bits_whatever_stands_before_it() -> None:
     def swapped(mine: Tensor, theirs: Tensor) -> Tensor:
         return torch.cat([theirs[:30], mine[30:]])
 
-    q = p._replace(
-        q_latent=swapped(p.q_latent, other.q_latent), kv=swapped(p.kv, other.kv)
-    )
+    q = p._replace(q_latent=swapped(p.q_latent, other.q_latent), kv=swapped(p.kv, other.kv))
     one, two = (fast(x, window=8, workspace=1 << 20) for x in (p, q))
     assert torch.equal(one[30:], two[30:])
     assert not torch.equal(one[:30], two[:30])

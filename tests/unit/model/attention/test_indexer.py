@@ -80,9 +80,7 @@ def slow(c: Case, *, topk: int, blocks: int, size: int) -> tuple[list, list, lis
             }
             by_block[(count - 1) // size] = float("inf")
             kept = best(by_block, blocks)
-            pools[t] = [
-                base + g for b in kept for g in range(b * size, min((b + 1) * size, count))
-            ]
+            pools[t] = [base + g for b in kept for g in range(b * size, min((b + 1) * size, count))]
             pooled[t] = best({g: scores[g] for g in pools[t]}, topk)
     return plain, pools, pooled
 
@@ -196,7 +194,8 @@ def test_queries_keys_and_weights(make_config: Callable, relative: Callable) -> 
     q, weights = own.queries(x, latent, turn)
     unturned = (latent.double() @ own.wq_b.weight.double().T).view(6, 8, 32)
     assert relative(q, rotate(unturned.float(), turn)) < 1e-6
-    assert relative(weights, x.double() @ own.weights_proj.weight.double().T / (32 * 8) ** 0.5) < 1e-6
+    scaled = x.double() @ own.weights_proj.weight.double().T / (32 * 8) ** 0.5
+    assert relative(weights, scaled) < 1e-6
     raw = latent.double() @ own.wk.weight.double().T
     normal = raw / raw.square().mean(-1, keepdim=True).sqrt() * own.k_norm.weight.double()
     keys = own.keys(latent, turn)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ def slow(scores: list[float], position: list[int], k: int) -> list[int]:
 
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(
-    rows=st.lists(st.lists(st.sampled_from(VALUES), min_size=7, max_size=7), min_size=1, max_size=4),
+    rows=st.lists(st.lists(st.sampled_from(VALUES), min_size=7, max_size=7), min_size=1),
     k=st.integers(1, 9),
     first=st.sampled_from([0, 5, 2**31 - 20]),
 )
@@ -60,6 +59,6 @@ def test_keys_order_like_scores_and_give_positions_back(kind: torch.dtype) -> No
 
 
 def test_the_smallest_step_of_a_float_counts() -> None:
-    (above,) = struct.unpack("f", struct.pack("I", struct.unpack("I", struct.pack("f", 1.0))[0] + 1))
+    above = float(torch.nextafter(torch.tensor(1.0), torch.tensor(2.0)))
     scores = torch.tensor([[1.0, above]])
     assert chosen_positions(scores, torch.arange(2), 1).tolist() == [[1]]

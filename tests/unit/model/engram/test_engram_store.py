@@ -88,8 +88,9 @@ def test_rows_depend_on_seed_layer_and_id_alone() -> None:
     assert torch.equal(initial_table(999, 16, layer=1, seed=0, std=0.02)[:300], table)
     for other in (rows(list(range(300)), layer=2), rows(list(range(300)), seed=1)):
         assert (other != table).float().mean() > 0.999
-    assert torch.equal(rows([5], seed=0) * 2, initial_rows(torch.tensor([5]), 16, layer=1,
-                                                           seed=0, std=0.04))
+    assert torch.equal(
+        rows([5], seed=0) * 2, initial_rows(torch.tensor([5]), 16, layer=1, seed=0, std=0.04)
+    )
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 100, 5000])

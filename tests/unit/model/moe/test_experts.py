@@ -21,7 +21,9 @@ def one_expert(x: Tensor, w13: Tensor, w2: Tensor, weight: Tensor | float, limit
     return w2 @ (gate / (1 + torch.exp(-gate)) * up * weight)
 
 
-def slow(x: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, experts: Tensor, limit: float):
+def slow(
+    x: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, experts: Tensor, limit: float
+) -> Tensor:
     out = []
     for t in range(len(x)):
         total = x.new_zeros(x.shape[1])
@@ -62,7 +64,7 @@ def test_routed_experts(
 
     leaves = [x, choice.weights, own.w13, own.w2]
     wide = [t.detach().double().requires_grad_() for t in leaves]
-    wanted = slow(*wide, choice.experts, limit)
+    wanted = slow(wide[0], wide[1], wide[2], wide[3], choice.experts, limit)
     exact = torch.autograd.grad((wanted * grad.double()).sum(), wide)
     if limit < 1:
         both = torch.einsum("td,eid->tei", x, own.w13)

@@ -122,6 +122,26 @@ def test_the_denominator_holds_1e_20(make_config: Callable) -> None:
     assert own(x, one, ~one).weights.tolist() == [[0.0, 0.0]]
 
 
+def test_a_score_of_zero_passes_no_gradient_and_no_nan(make_config: Callable) -> None:
+    own = filled(make_config())
+    own.bias.zero_()
+    x = torch.zeros(2, 64)
+    x[:, 0] = 200.0
+    own.weight.data.zero_()
+    own.weight.data[:, 0] = torch.tensor([1.0, 0.5, -1.0, -1.0, 0.0, 0.1, -1.0, 0.2])
+    one = torch.ones(2, dtype=torch.bool)
+    x.requires_grad_()
+    weights = own(x, one, ~one).weights
+    grads = torch.autograd.grad(weights[:, 0].sum(), [x, own.weight])
+    assert all(g.isfinite().all() for g in grads)
+    assert grads[1][0].any() and not grads[1][[2, 3, 6]].any()
+    own.bias[[2, 3]] = 1e3  # chosen although their scores are 0
+    weights = own(x, one, ~one).weights
+    assert not weights.any()
+    grads = torch.autograd.grad(weights.sum(), [x, own.weight])
+    assert all(not g.any() for g in grads)
+
+
 def test_scores_are_fp32_for_narrow_activations(make_config: Callable) -> None:
     own = filled(make_config())
     x, live, image = inputs(10)
