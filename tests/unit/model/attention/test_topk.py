@@ -62,3 +62,9 @@ def test_the_smallest_step_of_a_float_counts() -> None:
     above = float(torch.nextafter(torch.tensor(1.0), torch.tensor(2.0)))
     scores = torch.tensor([[1.0, above]])
     assert chosen_positions(scores, torch.arange(2), 1).tolist() == [[1]]
+
+
+def test_both_zeros_tie() -> None:
+    scores = torch.tensor([[-0.0, 0.0, -0.0], [0.0, -0.0, 0.0]])
+    assert chosen_positions(scores, torch.arange(3), 1).tolist() == [[0], [0]]
+    assert chosen_positions(scores, torch.arange(3), 2).tolist() == [[0, 1], [0, 1]]
