@@ -65,7 +65,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         tables.step(window.ids, window.grads, lr=OPTIM.lr)
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
         return loss.item()
 
     loss, seconds = step(), []

@@ -54,7 +54,7 @@ class HyperConnection(nn.Module):
 
 
 def read(streams: Tensor, pre: Tensor) -> Tensor:
-    """What a sublayer sees: sum_m pre[t, m] * streams[t, m], fp32 -> [T, D] in the streams' type."""
+    """What a sublayer sees: sum_m pre_m X_m in fp32, [T, D], returned in the streams' type."""
     return _Read.apply(streams, pre)
 
 
@@ -70,9 +70,8 @@ class _ProjectScaled(torch.autograd.Function):
     def forward(ctx, x: Tensor, fn: Tensor, eps: float) -> Tensor:  # type: ignore[override]
         wide = x.float()
         raw = wide @ fn.t()
-        # As a product: squares of the streams would be one more tensor of their size.
-        square = torch.bmm(wide[:, None], wide[:, :, None])[:, 0] / x.shape[-1]
-        scale = torch.rsqrt(square + eps)
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        scale = torch.rsqrt(length.square() / x.shape[-1] + eps)
         ctx.save_for_backward(x, fn, raw, scale)
         return raw * scale
 
@@ -121,41 +120,38 @@ class _Expand(torch.autograd.Function):
 class _Sinkhorn(torch.autograd.Function):
     """Logits [T, M*M] -> comb [T, M_in, M_out]: row softmax + eps, columns, then rows and columns.
 
-    Works on [M, M, T] so that every division runs along tokens, and rebuilds its iterates in
-    backward: they would be 2 * iterations copies of comb.
+    Works on [M, M, T] so that every division runs along tokens. Keeps the logits alone; backward
+    goes forward once more for the divisors, then undoes one division after the other.
     """
 
     @staticmethod
     def forward(ctx, logits: Tensor, m: int, iterations: int, eps: float) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(logits)
         ctx.settings = m, iterations, eps
-        comb = _iterates(logits, m, iterations, eps)[1]
-        return comb.permute(2, 0, 1).contiguous()
+        return _balanced(logits, m, iterations, eps)[0].permute(2, 0, 1).contiguous()
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         (logits,) = ctx.saved_tensors
-        m, iterations, eps = ctx.settings
-        kept: list[tuple[Tensor, Tensor, int]] = []
-        soft, _ = _iterates(logits, m, iterations, eps, kept)
-        g = grad.permute(1, 2, 0).contiguous()
-        product = torch.empty_like(g)
-        for result, total, dim in reversed(kept):
-            g.sub_(torch.mul(g, result, out=product).sum(dim, keepdim=True)).div_(total)
-        g = soft * (g - (g * soft).sum(1, keepdim=True))
-        return g.view(m * m, -1).t(), None, None, None
+        comb, divisors = _balanced(logits, *ctx.settings)
+        grad = grad.permute(1, 2, 0).contiguous()
+        product = torch.empty_like(grad)
+        for step in reversed(range(divisors.shape[0])):
+            divisor = divisors[step].unsqueeze(step % 2)
+            torch.mul(grad, comb, out=product)
+            grad.sub_(product.sum(step % 2, keepdim=True)).div_(divisor)
+            comb.mul_(divisor)
+        soft = comb.sub_(ctx.settings[2])
+        grad = soft * (grad - (grad * soft).sum(1, keepdim=True))
+        return grad.flatten(0, 1).t(), None, None, None
 
 
-def _iterates(
-    logits: Tensor, m: int, iterations: int, eps: float, kept: list | None = None
-) -> tuple[Tensor, Tensor]:
-    """(softmax without eps, final comb), both [M_in, M_out, T]; `kept` collects every division."""
-    soft = torch.softmax(logits.t().reshape(m, m, -1), dim=1)
-    comb = soft + eps
-    for step in range(2 * iterations - 1):
-        dim = step % 2  # columns (sums over the input streams) first and last
-        total = comb.sum(dim, keepdim=True).add_(eps)
-        comb = comb / total if kept is not None else comb.div_(total)
-        if kept is not None:
-            kept.append((comb, total, dim))
-    return soft, comb
+def _balanced(logits: Tensor, m: int, iterations: int, eps: float) -> tuple[Tensor, Tensor]:
+    """The final comb [M_in, M_out, T] and every divisor on the way, [2 * iterations - 1, M, T]."""
+    comb = torch.softmax(logits.t().reshape(m, m, -1), dim=1).add_(eps)
+    divisors = logits.new_empty(2 * iterations - 1, m, logits.shape[0])
+    for step, divisor in enumerate(divisors):
+        # Columns (sums over the input streams) first and last.
+        torch.sum(comb, dim=step % 2, out=divisor)
+        comb.div_(divisor.add_(eps).unsqueeze(step % 2))
+    return comb, divisors

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from trainer.ranks import Ranks
+from trainer.ranks import Ranks, is_sharded
 
 BLOCK = 512
 
@@ -32,7 +31,7 @@ def parameter_gradients(parameters: Iterable[nn.Parameter], ranks: Ranks) -> lis
     found = []
     for parameter in parameters:
         grad = parameter.grad
-        if isinstance(grad, DTensor):
+        if is_sharded(grad):
             mesh = grad.device_mesh
             shards = math.prod(
                 mesh.size(dim) for dim, place in enumerate(grad.placements) if place.is_shard()

@@ -11,6 +11,7 @@ from model.engram.store import LocalStore
 from model.init import init_weights
 from model.names import table_name
 from model.transformer import DeepseekV41
+from trainer.adamw import AdamW
 from trainer.config import TrainerConfig
 from trainer.optim import build_adamw, optimizer_tensors
 from trainer.sharding import shard_model
@@ -23,7 +24,7 @@ class Learner:
 
     model: DeepseekV41
     store: LocalStore
-    optimizer: torch.optim.AdamW
+    optimizer: AdamW
     table_optimizer: SparseAdam
 
     def tensors(self) -> dict[str, Tensor]:

@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
+from trainer.adamw import AdamW
 from trainer.config import OptimConfig
+from trainer.ranks import is_sharded
 
 Group = Literal["decay", "no_decay"]
 
@@ -41,46 +41,42 @@ def group_of(name: str, parameter: Tensor) -> Group:
     )
 
 
-def build_adamw(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
+def build_adamw(model: nn.Module, optim: OptimConfig) -> AdamW:
     """AdamW over every parameter of `model` that takes a gradient, its state allocated at once.
 
     A group's options hold "name" (decay or no_decay) and, in order, "param_names". The fused
     kernel is bit-repeatable on CPUs for any number of threads; it takes plain tensors or DTensors
-    but not both in one call, hence up to four groups. State that exists from the start can be
-    loaded in place and counted before the first step.
+    but not both in one call, hence up to four groups.
     """
     members: dict[tuple[Group, bool], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            key = (group_of(name, parameter), isinstance(parameter, DTensor))
+            key = (group_of(name, parameter), is_sharded(parameter))
             members.setdefault(key, []).append((name, parameter))
     decay: dict[Group, float] = {"decay": optim.weight_decay, "no_decay": 0.0}
-    optimizer = torch.optim.AdamW(
+    return AdamW(
         [
-            {"params": named, "name": group, "weight_decay": decay[group]}
+            {
+                "params": [parameter for _, parameter in named],
+                "param_names": [name for name, _ in named],
+                "name": group,
+                "weight_decay": decay[group],
+            }
             for (group, _), named in members.items()
         ],
         lr=optim.lr,
         betas=(optim.beta1, optim.beta2),
         eps=optim.eps,
-        fused=True,
     )
-    for _, parameter in named_parameters(optimizer):
-        optimizer.state[parameter] = {
-            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
-    return optimizer
 
 
-def named_parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """(name, parameter) over all groups of an optimiser built from named parameters."""
+def named_parameters(optimizer: AdamW) -> Iterator[tuple[str, Tensor]]:
+    """(name, parameter) over all groups of an optimiser built by `build_adamw`."""
     for group in optimizer.param_groups:
         yield from zip(group["param_names"], group["params"], strict=True)
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def optimizer_tensors(optimizer: AdamW) -> dict[str, Tensor]:
     """The live state tensors as "parameter name/state name"; writing into them restores it."""
     return {
         f"{name}/{key}": value
@@ -89,7 +85,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     }
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+def set_learning_rate(optimizer: AdamW, lr: float) -> None:
     """Use `lr` for the next step of every group."""
     for group in optimizer.param_groups:
         group["lr"] = lr

@@ -8,16 +8,17 @@ Everything else is sharded by layer; the fp32 head is a group of its own.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
 
 from model.transformer import DeepseekV41
 from trainer.config import ParallelConfig
-from trainer.ranks import Ranks
+from trainer.ranks import Ranks, is_sharded
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 _ISLAND = re.compile(r"\.(hc_attn|hc_ffn)\.|\.attn_sink$|\.compressor\.(wkv|wgate)\.weight$")
 _EXPERT = re.compile(r"\.ffn\.experts\.(w13|w2)$")
@@ -29,6 +30,9 @@ def shard_model(model: DeepseekV41, parallel: ParallelConfig, *, dtype: torch.dt
     The model is whole and equal on all ranks. dtype: what matrices are gathered in. Gradients come
     out as sums over all ranks: the loss carries the step's label count, so nothing is divided.
     """
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor import Shard
+
     mesh = _mesh(parallel)
     islands = {p for name, p in model.named_parameters() if is_island(name)}
     experts = {p for name, p in model.named_parameters() if _EXPERT.search(name)}
@@ -69,15 +73,15 @@ def reduce_islands(model: nn.Module, ranks: Ranks) -> None:
     """Sum the gradients of unsharded parameters over the ranks, all in one fp32 all-reduce."""
     if ranks.world == 1:
         return
-    grads = [
-        p.grad for p in model.parameters() if p.grad is not None and not isinstance(p.grad, DTensor)
-    ]
+    grads = [p.grad for p in model.parameters() if p.grad is not None and not is_sharded(p.grad)]
     flat = ranks.all_reduce_sum(torch.cat([grad.flatten().float() for grad in grads]))
     for grad, total in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
         grad.copy_(total.view_as(grad))
 
 
 def _mesh(parallel: ParallelConfig) -> DeviceMesh:
+    from torch.distributed.device_mesh import init_device_mesh
+
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if parallel.dp_replicate == 1:
         return init_device_mesh(device, (parallel.dp_shard,), mesh_dim_names=("dp_shard",))

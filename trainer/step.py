@@ -88,7 +88,7 @@ def train_step(
     norm = _limit_gradient(learner, tables, sums.loss, clip_norm=settings.clip_norm, ranks=ranks)
     set_learning_rate(learner.optimizer, settings.lr)
     learner.optimizer.step()
-    learner.optimizer.zero_grad(set_to_none=True)
+    learner.optimizer.zero_grad()
     learner.table_optimizer.step(tables.ids, tables.grads, lr=settings.table_lr)
     balance_routers(learner.model, sums.experts)
     return StepResult(

@@ -44,8 +44,8 @@ def attend(
     complex64. kv [T, d] is one head of rotated keys that are the values too; sink [H] enters the
     denominator only. start [T] int64 is the first flat index a query may look at, t + 1 where it
     may look at nothing (its output is 0). entries [G, d] with selected [T, K] int64, -1 where
-    absent, or both None. Outputs are rotated back and go through wo_a [groups * o_lora, H*d/groups],
-    each group of heads through its own rows. Returns [T, groups * o_lora] in q_latent's dtype.
+    absent, or both None. Outputs are rotated back and go through wo_a [groups * o_lora, H*d/groups]
+    group by group. Returns [T, groups * o_lora] in q_latent's dtype.
     """
     return _Attend.apply(q_latent, wq_b, wo_a, kv, sink, entries, turn, start, selected, settings)
 

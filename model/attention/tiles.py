@@ -1,8 +1,8 @@
 """One tile of attention: sliding window, selected entries and a sink, in one softmax.
 
 Window keys are not gathered token by token: a block of c consecutive queries shares the
-c + window - 1 keys before and inside it, a dense product under a band mask (at c = window every
-second key is of use, at the speed of a matrix product). Products, softmax and sums are fp32.
+c + window - 1 keys before and inside it, a dense product under a band mask (at c = window / 2 two
+of three keys are of use, at the speed of a matrix product). Products, softmax and sums are fp32.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 softmax_backward = torch.ops.aten._softmax_backward_data
 
-SMALLEST_BLOCK = 32  # below this the dense products are too small to be fast
+SMALLEST_BLOCK = 16  # below this the dense products are too small to be fast
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,16 @@ class Keys:
         selected: Tensor | None,
         window: int,
     ) -> Keys:
-        block = max(window, SMALLEST_BLOCK)
-        # A block more than the last needs, so that shifted views of whole blocks stay inside.
-        near = F.pad(kv.float(), (0, 0, window - 1, -kv.shape[0] % block + block))
+        block = _block(window)
+        # Room behind the last block, so that shifted views of whole blocks stay inside.
+        near = F.pad(kv.float(), (0, 0, window - 1, -kv.shape[0] % block + window + block))
         entries = None if entries is None else entries.float()
         return cls(near, start, sink.float(), entries, selected, window)
 
     @property
     def block(self) -> int:
-        """Queries that share one dense stretch of window keys; at least the window."""
-        return max(self.window, SMALLEST_BLOCK)
+        """Queries that share one dense stretch of window keys."""
+        return _block(self.window)
 
     @property
     def span(self) -> int:
@@ -173,11 +173,16 @@ class Tile:
         return (outside | (key < first_key[:, :, None])).view(-1, span)
 
     def _add_to_window(self, total: Tensor, by_key: Tensor) -> None:
-        """Add [n, W, d] block gradients to padded rows, in two passes without overlap (W < 2c)."""
-        c, n, low = self.keys.block, self.blocks, self.low
-        total[low : low + n * c].view(n, c, -1).add_(by_key[:, :c])
-        rest = by_key[:, c:]
-        total[low + c : low + c + n * c].view(n, c, -1)[:, : rest.shape[1]].add_(rest)
+        """Add [n, W, d] block gradients to padded rows, c keys of every block at a time: within
+        such a pass no two blocks reach the same row."""
+        c, n = self.keys.block, self.blocks
+        for first in range(0, self.keys.span, c):
+            part, at = by_key[:, first : first + c], self.low + first
+            total[at : at + n * c].view(n, c, -1)[:, : part.shape[1]].add_(part)
+
+
+def _block(window: int) -> int:
+    return max(window // 2, SMALLEST_BLOCK)
 
 
 def _product(a: Tensor, b: Tensor, scale: float) -> Tensor:

@@ -109,7 +109,7 @@ class _RoutedExperts(torch.autograd.Function):
     def backward(ctx, grad):  # type: ignore[override]
         x, weights, w13, w2 = ctx.saved_tensors
         slots, limit, workspace_bytes = ctx.settings
-        grad_w13, grad_w2 = torch.zeros_like(w13), torch.zeros_like(w2)
+        grad_w13, grad_w2 = torch.empty_like(w13), torch.empty_like(w2)
         grad_weights = torch.zeros_like(weights)
         grad_x = torch.zeros_like(x, dtype=torch.float32)
         for g in slots.groups(_bytes_per_slot(w13), workspace_bytes):
@@ -154,9 +154,8 @@ class _Slots(NamedTuple):
             while last < len(self.sizes) and total + self.sizes[last] <= room:
                 total += self.sizes[last]
                 last += 1
-            if total:
-                slot = self.order[at : at + total]
-                yield _Group(first, self.sizes[first:last], slot, slot // self.k)
+            slot = self.order[at : at + total]
+            yield _Group(first, self.sizes[first:last], slot, slot // self.k)
             first, at = last, at + total
 
 
