@@ -112,7 +112,7 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     vision: VisionConfig = field(default_factory=VisionConfig)
     qat: QatConfig = field(default_factory=QatConfig)
-    workspace_mb: int = 16
+    workspace_mb: int = 32
     carried: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -45,22 +44,10 @@ class _ProjectRows(torch.autograd.Function):
         (weight,) = ctx.saved_tensors
         rows: EngramRows = ctx.rows
         by_row = (grad @ weight).view(-1, rows.grad_buffer.shape[1]).float()
-        _add_rows(rows.grad_buffer, rows.inverse.flatten(), by_row)
+        rows.grad_buffer.index_add_(0, rows.inverse.flatten(), by_row)
         return grad.t() @ _gathered(rows, weight.dtype), None
 
 
 def _gathered(rows: EngramRows, dtype: torch.dtype) -> Tensor:
     tokens = rows.inverse.flatten(0, -2).shape[0]
     return rows.values.index_select(0, rows.inverse.flatten()).view(tokens, -1).to(dtype)
-
-
-def _add_rows(total: Tensor, index: Tensor, rows: Tensor) -> None:
-    """total[index[i]] += rows[i], each row's reads summed in their order.
-
-    Sorted first: then every row is one short sum, several times faster than adding read by read,
-    and no two threads meet in one row.
-    """
-    order = torch.argsort(index, stable=True)
-    ends = torch.bincount(index, minlength=total.shape[0]).cumsum(0)
-    starts = F.pad(ends, (1, 0))
-    total += F.embedding_bag(order, rows, starts, mode="sum", include_last_offset=True)
