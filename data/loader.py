@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 import weakref
 from collections.abc import Generator, Iterable, Iterator
@@ -131,7 +132,7 @@ def _in_workers(source: _MicroBatches, workers: int) -> Iterator[Batch]:
         collate_fn=_as_is,
         num_workers=min(workers, len(source)),
         multiprocessing_context="spawn",
-        worker_init_fn=_ignore_stop_signals,
+        worker_init_fn=_set_up_worker,
         generator=torch.Generator(),  # its own: the trainer's random state stays untouched
     )
     # A signal that stops a run goes to the whole process group. The workers must survive it, from
@@ -155,6 +156,9 @@ def _as_is(batch: Any) -> Any:
     return batch
 
 
-def _ignore_stop_signals(worker: int) -> None:
+def _set_up_worker(worker: int) -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    # A worker told to end within a second of its start often aborts in the destructors of torch's
+    # libraries, and its parent reports a crash. Its work is done by then: leave without them.
+    atexit.register(os._exit, 0)

@@ -31,7 +31,7 @@ def test_a_run_and_what_it_leaves(place) -> None:
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").open()]
     assert steps == [1, 2, 3]
     config = freeze.load(run / "config.yaml")
-    assert (config.train.steps, config.optim.lr, config.optim.eps) == (3, 1e-3, 1e-20)
+    assert (config.train.steps, config.optim.lr, config.optim.eps) == (3, 4e-3, 1e-20)
     assert config.problems() == []
     outcome = json.loads((run / "attempts/001/outcome-00000.json").read_text())
     assert (outcome["code"], outcome["step"]) == (0, 3)
