@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import time
@@ -18,6 +19,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as a run has it; before torch is loaded
 import torch
 
 from data.engram import RowHasher
