@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import statistics
 import time
@@ -19,8 +18,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as a run has it; before torch is loaded
 import torch
 
 from data.engram import RowHasher
