@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Literal
 
 Role = Literal["window", "source", "reindex", "reuse"]
@@ -179,6 +179,3 @@ class ModelConfig:
     def engram_columns(self) -> int:
         """Table rows read per token and Engram layer: one per n-gram size and hash head."""
         return (self.engram_max_ngram_size - 1) * self.engram_n_heads
-
-
-FIELD_NAMES = tuple(f.name for f in fields(ModelConfig))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from model.config import ModelConfig, RopeScaling, VisionConfig
@@ -118,6 +118,4 @@ def _nearest(key: str, known: Iterable[str]) -> str:
 
 
 def _has_default(f: Any) -> bool:
-    from dataclasses import MISSING
-
     return f.default is not MISSING or f.default_factory is not MISSING
