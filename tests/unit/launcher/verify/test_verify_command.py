@@ -99,11 +99,11 @@ def test_one_changed_number_fails_the_quantisation_case(
 
 
 def test_unknown_kind_is_skipped_and_fails_only_when_strict(verify: Verify, tmp_path: Path) -> None:
-    (tmp_path / "case.json").write_text('{"kind": "image_sizing"}')
+    (tmp_path / "case.json").write_text('{"kind": "sound"}')
     code, (line,) = verify(tmp_path)
     assert code == 0
     assert "skipped" in line
-    assert "'image_sizing'" in line
+    assert "'sound'" in line
     code, _ = verify("--strict", tmp_path)
     assert code == 1
 

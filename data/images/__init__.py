@@ -1,0 +1,1 @@
+"""Images to patches and spans of tokens: sizing, pixels, delimiters."""
