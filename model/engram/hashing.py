@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 INT64_MAX = 2**63 - 1
 SEED_PER_LAYER = 10007
+TOKENS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
@@ -140,23 +141,46 @@ def hash_rows(
         )
     assert 0 <= pad_id < size
     shape = compressed.shape
-    layers, max_ngram = geometry.multipliers.shape
-    rows = np.empty((*shape, layers, geometry.columns), dtype=np.int64)
-    heads = geometry.columns // (max_ngram - 1)
-
     alive = np.ones(shape, dtype=bool) if live is None else np.array(live, dtype=bool)
     if seq_ids is not None:
         alive &= seq_ids != 0
     blocked = ~alive
-    mixed = _padded(compressed, blocked, pad_id)[..., None] * geometry.multipliers[:, 0]
-    for k in range(1, max_ngram):
-        blocked = blocked | _blocks_at(k, alive, seq_ids)
-        look_back = _padded(_shifted(compressed, k, fill=pad_id), blocked, pad_id)
-        mixed ^= look_back[..., None] * geometry.multipliers[:, k]
-        columns = slice((k - 1) * heads, k * heads)
-        np.remainder(mixed[..., None], geometry.primes[:, columns], out=rows[..., columns])
-    rows += geometry.offsets
-    return rows
+    look_back = [_padded(compressed, blocked, pad_id).reshape(-1)]
+    for k in range(1, geometry.multipliers.shape[1]):
+        blocked |= _blocks_at(k, alive, seq_ids)
+        earlier = _padded(_shifted(compressed, k, fill=pad_id), blocked, pad_id)
+        look_back.append(earlier.reshape(-1))
+    rows = np.empty((compressed.size, *geometry.primes.shape), dtype=np.int64)
+    for first in range(0, len(rows), TOKENS_AT_ONCE):
+        here = slice(first, first + TOKENS_AT_ONCE)
+        _mix(geometry, [ids[here] for ids in look_back], out=rows[here])
+    return rows.reshape(*shape, *geometry.primes.shape)
+
+
+def _mix(geometry: HashGeometry, look_back: list[np.ndarray], *, out: np.ndarray) -> None:
+    """Rows [T, L, C] of T positions from the ids that each reads: look_back[k] [T] is c_k.
+
+    Few enough positions that all stays in the processor's cache. The remainder is taken as
+    x - x // p * p of unsigned numbers with one divisor a call, which numpy does by multiplication:
+    several times faster than its remainder, and as exact.
+    """
+    layers, max_ngram = geometry.multipliers.shape
+    heads = geometry.columns // (max_ngram - 1)
+    rows = np.empty((geometry.columns, len(out)), dtype=np.uint64)
+    for layer in range(layers):
+        mixed = look_back[0] * geometry.multipliers[layer, 0]
+        primes = geometry.primes[layer].astype(np.uint64)
+        offsets = geometry.offsets[layer].astype(np.uint64)
+        for k in range(1, max_ngram):
+            mixed ^= look_back[k] * geometry.multipliers[layer, k]
+            dividend = mixed.view(np.uint64)  # products are below 2^63, and so is their XOR
+            for column in range((k - 1) * heads, k * heads):
+                row, prime = rows[column], primes[column]
+                np.floor_divide(dividend, prime, out=row)
+                np.multiply(row, prime, out=row)
+                np.subtract(dividend, row, out=row)
+                np.add(row, offsets[column], out=row)
+        out[:, layer] = rows.view(np.int64).T
 
 
 def _padded(ids: np.ndarray, blocked: np.ndarray, pad_id: int) -> np.ndarray:
