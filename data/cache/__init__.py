@@ -1,0 +1,1 @@
+"""Prepared documents on disk: tokenised once, memory-mapped ever after."""
