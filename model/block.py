@@ -23,8 +23,9 @@ class BlockOutput(NamedTuple):
     streams: Tensor  # [T, M, D]
     pre: Tensor  # [T, M] fp32, the pre-mix that the next layer's attention reads with
     published: SharedKV | None
-    expert_counts: Tensor  # [E] int64
+    expert_counts: Tensor  # [2, E] int64, tokens of text and of images
     engram_gate_mean: Tensor | None  # fp32 scalar
+    balance_loss: Tensor | None  # fp32 scalar, see `balance_sum`
 
 
 class Block(nn.Module):
@@ -65,9 +66,9 @@ class Block(nn.Module):
         with rebuilding(make) as cheap:
             mix_ffn = self.hc_ffn(cheap(middle))
             x = cheap(self.ffn_norm(cheap(read(middle, mix.pre))))
-            y_ffn, counts = self.ffn(x, layout.live, layout.image)
-            out = expand(y_ffn, middle, mix_ffn)
-        return BlockOutput(out, mix_ffn.pre, published, counts, gate_mean)
+            ffn = self.ffn(x, layout.live, layout.image, context.documents)
+            out = expand(ffn.y, middle, mix_ffn)
+        return BlockOutput(out, mix_ffn.pre, published, ffn.counts, gate_mean, ffn.balance)
 
     def _read(self, streams: Tensor, pre: Tensor, norm: RMSNorm) -> list[Tensor]:
         x = read(streams, pre)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,13 @@ class VisibleRange:
     high: Tensor  # [T] int64, equal to low where nothing is visible
 
 
+class Documents(NamedTuple):
+    """The documents of T flat tokens, counted over all rows."""
+
+    index: Tensor  # [T] int64: each token's document, len(lengths) on padding
+    lengths: Tensor  # [documents] int64
+
+
 @dataclass(frozen=True)
 class Layout:
     """The documents of T flat tokens. Tensors are [T]; padding tokens see nothing."""
@@ -54,6 +62,14 @@ class Layout:
             # Past the token itself: then no window key, however near, passes `key >= start`.
             start=torch.where(live, index - position, index + 1),
         )
+
+    def documents(self) -> Documents:
+        """Number the documents; their count decides shapes, so a device is waited for."""
+        first = self.live & (self.start == torch.arange(len(self.start), device=self.start.device))
+        number = first.cumsum(0)
+        count = int(number[-1])
+        index = torch.where(self.live, number - 1, count)
+        return Documents(index, torch.bincount(index, minlength=count + 1)[:count])
 
     def visible(self, ratio: int) -> VisibleRange:
         """Entry g of a document is visible to its position t when g < floor((t + 1) / ratio).

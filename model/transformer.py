@@ -22,8 +22,9 @@ from model.rope import plain_frequencies, yarn_frequencies
 class ForwardOutput(NamedTuple):
     loss_sum: Tensor | None  # fp32 scalar, summed over valid labels; None without labels
     logits: Tensor | None  # [B, S, V] fp32; None with labels
-    expert_counts: Tensor  # [L, E] int64, routed tokens
+    expert_counts: Tensor  # [L, 2, E] int64, routed tokens of text and of images
     engram_gate_mean: Tensor  # [Engram layers] fp32, over live text tokens
+    balance_loss: Tensor | None = None  # fp32 scalar, `balance_sum` over all layers
 
 
 class Head(nn.Module):
@@ -46,7 +47,8 @@ class DeepseekV41(nn.Module):
     """DeepSeek-V4.1 over packed rows of documents.
 
     forward takes [B, S] inputs; S need not be a multiple of the alignment, rows are widened with
-    padding inside. `engram` holds one EngramRows for each Engram layer, in layer order.
+    padding inside. `engram` holds one EngramRows for each Engram layer, in layer order. `balance`
+    asks for the experts' balance loss.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -66,6 +68,7 @@ class DeepseekV41(nn.Module):
         *,
         engram: list[EngramRows],
         labels: Tensor | None = None,
+        balance: bool = False,
     ) -> ForwardOutput:
         c = self.config
         rows, columns = inputs.input_ids.shape
@@ -77,23 +80,24 @@ class DeepseekV41(nn.Module):
             plain_frequencies(c).to(wide.input_ids.device),
             yarn_frequencies(c).to(wide.input_ids.device),
             c.active_ratios,
+            balance=balance,
         )
-        hidden, counts, gates = self._run_layers(wide.input_ids.flatten(), context, engram)
+        hidden, out = self._run_layers(wide.input_ids.flatten(), context, engram)
         if labels is None:
             logits = self.head(hidden, None).unflatten(0, (rows, width))[:, :columns]
-            return ForwardOutput(None, logits, counts, gates)
+            return out._replace(logits=logits)
         flat = F.pad(labels, (0, width - columns), value=-100).flatten()
-        return ForwardOutput(self.head(hidden, flat), None, counts, gates)
+        return out._replace(loss_sum=self.head(hidden, flat))
 
     def _run_layers(
         self, ids: Tensor, context: AttentionContext, engram: list[EngramRows]
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ForwardOutput]:
         c = self.config
         streams = self.embed(ids)[:, None].expand(-1, c.hc_mult, -1).contiguous()
         pre = F.one_hot(ids.new_zeros(ids.shape), c.hc_mult).float()
         row_of = dict(zip(c.engram_layers, engram, strict=True))
         shared: SharedKV | None = None
-        counts, gates = [], []
+        counts, gates, balances = [], [], []
         for n, layer in enumerate(self.layers):
             out = layer(streams, pre, context, shared, row_of.get(n))
             streams, pre = out.streams, out.pre
@@ -101,8 +105,16 @@ class DeepseekV41(nn.Module):
             counts.append(out.expert_counts)
             if out.engram_gate_mean is not None:
                 gates.append(out.engram_gate_mean)
+            if out.balance_loss is not None:
+                balances.append(out.balance_loss)
         hidden = self.norm(read(streams, pre))
-        return hidden, torch.stack(counts), torch.stack(gates) if gates else hidden.new_zeros(0)
+        return hidden, ForwardOutput(
+            loss_sum=None,
+            logits=None,
+            expert_counts=torch.stack(counts),
+            engram_gate_mean=torch.stack(gates) if gates else hidden.new_zeros(0),
+            balance_loss=torch.stack(balances).sum() if balances else None,
+        )
 
 
 def _pad_engram(rows: EngramRows, width: int) -> EngramRows:

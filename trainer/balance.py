@@ -1,4 +1,4 @@
-"""Load balancing of the experts: the choice is steered, the loss is left alone."""
+"""Load balancing of the experts by bias: the choice is steered, the loss is left alone."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from torch import Tensor, nn
 
 from model.moe.router import Router
 
-RATE = 0.001
-
 
 @torch.no_grad()
-def balance_routers(model: nn.Module, counts: Tensor) -> None:
-    """After an optimiser step: bias += 0.001 * sign(mean load - load), for every layer.
+def balance_routers(model: nn.Module, counts: Tensor, *, rate: float) -> None:
+    """After an optimiser step: bias += rate * sign(mean load - load), for every layer.
 
-    counts: int64 [layers, experts], tokens given to each expert in the whole step, over all ranks
-    and micro-batches; all are text tokens, so the bias of image tokens stays. Biases take no
-    gradient and so belong to no optimiser.
+    counts: int64 [layers, 2, experts], text and image tokens given to each expert in the whole
+    step, over all ranks and micro-batches. Text moves `bias`, images `bias_vl`; without tokens of a
+    kind its mean and its loads are all 0 and nothing moves. Biases take no gradient and so belong
+    to no optimiser.
     """
     load = counts.double()
-    pushes = (load.mean(1, keepdim=True) - load).sign().float()
+    pushes = (load.mean(-1, keepdim=True) - load).sign().float()
     routers = [module for module in model.modules() if isinstance(module, Router)]
-    for router, push in zip(routers, pushes, strict=True):
-        router.bias.add_(push, alpha=RATE)
+    for router, (text, image) in zip(routers, pushes, strict=True):
+        router.bias.add_(text, alpha=rate)
+        router.bias_vl.add_(image, alpha=rate)

@@ -7,7 +7,7 @@ key, its value and the fix. They are collected and shown together, so no rule ra
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from data.config import DataConfig
@@ -116,6 +116,23 @@ class OptimConfig:
 
 
 @dataclass(frozen=True)
+class RouterConfig:
+    """How the experts are kept in even use; 0 switches either way off.
+
+    bias_update_rate: what a step adds to or takes from the bias of an expert by the sign of its
+    load. balance_loss_weight: of the balance loss over each document, added to the loss that
+    trains (metrics show the language-model loss alone).
+    """
+
+    bias_update_rate: float = 0.001
+    balance_loss_weight: float = 1e-4
+
+    def problems(self) -> list[str]:
+        found = _number("router.bias_update_rate", self.bias_update_rate, low=0)
+        return found + _number("router.balance_loss_weight", self.balance_loss_weight, low=0)
+
+
+@dataclass(frozen=True)
 class ParallelConfig:
     """The mesh: dp_replicate copies of the model, each sharded over dp_shard ranks."""
 
@@ -167,6 +184,7 @@ class TrainerConfig:
     eval: EvalConfig
     checkpoint: CheckpointConfig
     logging: LoggingConfig
+    router: RouterConfig = field(default_factory=RouterConfig)
 
     def problems(self) -> list[str]:
         """Rules between the parts; each part's own are its own problems()."""

@@ -102,7 +102,9 @@ def one_step(run: Run, stream: Iterator[list[Batch]]) -> None:
     micro_batches = next(stream)
     waited = time.perf_counter() - started
     lr = learning_rate(run.state.step + 1, config.optim)
-    settings = StepSettings(lr, lr * config.optim.table_lr_multiplier, config.train.clip_norm)
+    settings = StepSettings(
+        lr, lr * config.optim.table_lr_multiplier, config.train.clip_norm, config.router
+    )
     result = train_step(run.learner, micro_batches, settings, ranks=run.ranks)
     run.state = run.state.after_step(tokens=result.tokens.real)
     seconds = time.perf_counter() - started

@@ -7,6 +7,8 @@ import resource
 import sys
 from pathlib import Path
 
+from torch import Tensor
+
 from trainer.metrics import Record
 from trainer.state import TrainState
 from trainer.step import StepResult
@@ -19,9 +21,11 @@ def step_record(
 
     tokens, tokens_total and tokens_per_s count real tokens of all ranks; padding_share is the
     share of positions that hold none. expert_load_max_over_mean is that of the worst layer and
-    expert_dead counts experts of all layers that no token of the step reached. Times are seconds
-    of this rank: step_s of the whole step, data_wait_s of it for data. loss, expert load and gate
-    are null where there was nothing to measure.
+    expert_dead counts experts of all layers that no token of the step reached; expert_dead_text and
+    expert_dead_image, in steps with images, those that no token of the kind reached. balance_loss
+    is unweighted and no part of loss. Times are seconds of this rank: step_s of the whole step,
+    data_wait_s of it for data. loss, expert load, balance loss and gate are null where there was
+    nothing to measure.
     """
     tokens = result.tokens.real
     return {
@@ -34,12 +38,21 @@ def step_record(
         "tokens_per_s": tokens / seconds,
         "padding_share": 1 - tokens / result.tokens.slots,
         "expert_load_max_over_mean": _max_over_mean(result),
-        "expert_dead": int((result.expert_counts == 0).sum()),
+        **_dead(result.expert_counts),
+        "balance_loss": result.balance_loss,
         "engram_gate_mean": result.gate_mean,
         "rss_mb": resident_mb(),
         "step_s": seconds,
         "data_wait_s": waited,
     }
+
+
+def _dead(counts: Tensor) -> Record:
+    found = {"expert_dead": int((counts.sum(1) == 0).sum())}
+    if counts[:, 1].any():
+        text, image = (int(n) for n in (counts == 0).sum((0, 2)))
+        found |= {"expert_dead_text": text, "expert_dead_image": image}
+    return found
 
 
 def resident_mb() -> float:
@@ -52,7 +65,7 @@ def resident_mb() -> float:
 
 
 def _max_over_mean(result: StepResult) -> float | None:
-    load = result.expert_counts.double()
+    load = result.expert_counts.sum(1).double()
     mean = load.mean(1)
     if not bool((mean > 0).all()):
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from model.engram.store import Window
 from model.layout import ModelInputs
 from model.transformer import ForwardOutput
 from trainer.balance import balance_routers
+from trainer.config import RouterConfig
 from trainer.gradients import Gradient, clip, gradient_norm, parameter_gradients
 from trainer.learner import Learner
 from trainer.optim import set_learning_rate
@@ -34,6 +35,7 @@ class StepSettings:
     lr: float
     table_lr: float
     clip_norm: float
+    router: RouterConfig = field(default_factory=RouterConfig)
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,17 @@ class StepResult:
     """A step's figures, equal on all ranks.
 
     loss: mean over the step's labels, None when it had none. grad_norm: before clipping.
-    expert_counts: int64 [layers, experts], tokens given to each expert. gate_mean: mean Engram
-    gate over layers and real tokens, None without Engram.
+    expert_counts: int64 [layers, 2, experts], text and image tokens given to each expert.
+    balance_loss: unweighted, mean over layers and over documents weighted by their tokens, 1 when
+    experts are evenly used; None when it is off. gate_mean: mean Engram gate over layers and real
+    tokens, None without Engram.
     """
 
     loss: float | None
     grad_norm: float
     tokens: TokenCounts
     expert_counts: Tensor
+    balance_loss: float | None
     gate_mean: float | None
 
 
@@ -77,12 +82,15 @@ def train_step(
     """Learn from this rank's micro-batches of one step.
 
     The loss is the sum over labels divided by the label count of the whole step (all ranks, all
-    micro-batches), so the gradient does not depend on how the tokens are split; what has no label
-    contributes zero. Raises DivergedError, on all ranks, before any weight changes.
+    micro-batches), and the balance loss one over documents divided by its token count, so the
+    gradient does not depend on how the tokens are split; what has no label contributes zero. Raises
+    DivergedError, on all ranks, before any weight changes.
     """
-    tokens = TokenCounts.of(batches, ranks)
+    tokens, router = TokenCounts.of(batches, ranks), settings.router
     window = learner.store.open_window([batch.engram_rows for batch in batches])
-    sums = accumulate(learner, batches, window, labels=tokens.valid, ranks=ranks)
+    sums = accumulate(
+        learner, batches, window, tokens, balance_weight=router.balance_loss_weight, ranks=ranks
+    )
     reduce_islands(learner.model, ranks)
     tables = collect_table_gradients(window, ranks)
     norm = _limit_gradient(learner, tables, sums.loss, clip_norm=settings.clip_norm, ranks=ranks)
@@ -90,12 +98,13 @@ def train_step(
     learner.optimizer.step()
     learner.optimizer.zero_grad()
     learner.table_optimizer.step(tables.ids, tables.grads, lr=settings.table_lr)
-    balance_routers(learner.model, sums.experts)
+    balance_routers(learner.model, sums.experts, rate=router.bias_update_rate)
     return StepResult(
         loss=sums.loss / tokens.valid if tokens.valid else None,
         grad_norm=norm,
         tokens=tokens,
         expert_counts=sums.experts,
+        balance_loss=_balance_loss(sums, tokens, router),
         gate_mean=sums.gates / tokens.real if window.ids and tokens.real else None,
     )
 
@@ -106,28 +115,43 @@ class Sums:
 
     loss: float
     gates: float
+    balance: float
     experts: Tensor
 
 
 def accumulate(
-    learner: Learner, batches: Sequence[Batch], window: Window, *, labels: int, ranks: Ranks
+    learner: Learner,
+    batches: Sequence[Batch],
+    window: Window,
+    tokens: TokenCounts,
+    *,
+    balance_weight: float,
+    ranks: Ranks,
 ) -> Sums:
-    """Add the gradient of (loss summed over `batches`) / `labels` to parameters and window."""
-    floats = torch.zeros(2, dtype=torch.float64)
+    """Add to parameters and window the gradient of the losses, each summed over `batches` and
+    divided by the whole step's count: labels for the language-model loss, real tokens for the
+    balance loss."""
+    floats = torch.zeros(3, dtype=torch.float64)
     counts = []
     for number, batch in enumerate(batches):
-        out = forward(learner, batch, window.rows(number))
+        out = forward(learner, batch, window.rows(number), balance=balance_weight > 0)
         assert out.loss_sum is not None
-        (out.loss_sum / max(labels, 1)).backward()
+        loss = out.loss_sum / max(tokens.valid, 1)
+        if out.balance_loss is not None:
+            loss = loss + out.balance_loss * (balance_weight / max(tokens.real, 1))
+            floats[2] += out.balance_loss.detach()
+        loss.backward()
         floats[0] += out.loss_sum.detach()
         if window.ids and batch.real_tokens:
             floats[1] += out.engram_gate_mean.detach().mean() * batch.real_tokens
         counts.append(out.expert_counts)
-    loss, gates = ranks.all_reduce_sum(floats).tolist()
-    return Sums(loss, gates, ranks.all_reduce_sum(torch.stack(counts).sum(0)))
+    loss, gates, balance = ranks.all_reduce_sum(floats).tolist()
+    return Sums(loss, gates, balance, ranks.all_reduce_sum(torch.stack(counts).sum(0)))
 
 
-def forward(learner: Learner, batch: Batch, engram: list[EngramRows]) -> ForwardOutput:
+def forward(
+    learner: Learner, batch: Batch, engram: list[EngramRows], *, balance: bool = False
+) -> ForwardOutput:
     """The model's output for one micro-batch, the loss summed over its labels."""
     inputs = ModelInputs(
         input_ids=batch.input_ids,
@@ -135,7 +159,13 @@ def forward(learner: Learner, batch: Batch, engram: list[EngramRows]) -> Forward
         position_ids=batch.position_ids,
         token_types=batch.token_types,
     )
-    return learner.model(inputs, engram=engram, labels=batch.labels)
+    return learner.model(inputs, engram=engram, labels=batch.labels, balance=balance)
+
+
+def _balance_loss(sums: Sums, tokens: TokenCounts, router: RouterConfig) -> float | None:
+    if router.balance_loss_weight == 0 or tokens.real == 0:
+        return None
+    return sums.balance / tokens.real / len(sums.experts)
 
 
 def _limit_gradient(

@@ -18,7 +18,7 @@ from model.attention.attend import AttentionSettings, attend
 from model.attention.compressor import Compressor
 from model.attention.indexer import Candidates, Indexer
 from model.config import ModelConfig
-from model.layout import Layout, VisibleRange
+from model.layout import Documents, Layout, VisibleRange
 from model.norm import RMSNorm
 from model.quantization.cache import fp8_fake_quant, nvfp4_fake_quant
 from model.rope import rotate, rotation
@@ -32,14 +32,24 @@ class AttentionContext:
     plain: Tensor  # [T, rope_dim / 2] complex64, ratio-0 layers
     yarn: Tensor  # [T, rope_dim / 2] complex64, every other layer
     visible: dict[int, VisibleRange]  # by ratio
+    documents: Documents | None = None  # when the experts' balance loss is wanted
 
     @classmethod
-    def of(cls, layout: Layout, plain: Tensor, yarn: Tensor, ratios: tuple[int, ...]):
+    def of(
+        cls,
+        layout: Layout,
+        plain: Tensor,
+        yarn: Tensor,
+        ratios: tuple[int, ...],
+        *,
+        balance: bool = False,
+    ) -> AttentionContext:
         return cls(
             layout=layout,
             plain=rotation(plain, layout.position),
             yarn=rotation(yarn, layout.position),
             visible={r: layout.visible(r) for r in ratios},
+            documents=layout.documents() if balance else None,
         )
 
 

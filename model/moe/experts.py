@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.config import ModelConfig
+from model.layout import Documents
 from model.moe.router import Router, Routing
 
 # Matrix libraries take other kernels for very few rows, with other roundings: a token's bits would
@@ -17,8 +18,14 @@ from model.moe.router import Router, Routing
 FEWEST_ROWS = 16
 
 
+class MoEOutput(NamedTuple):
+    y: Tensor  # [T, D] routed sum + shared expert
+    counts: Tensor  # [2, E] int64 tokens per expert, of text and of images
+    balance: Tensor | None  # fp32 scalar, see `balance_sum`
+
+
 class MoE(nn.Module):
-    """x [T, D] -> (routed sum + shared expert [T, D], tokens per expert [E])."""
+    """Routed and shared experts over x [T, D]."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -26,10 +33,14 @@ class MoE(nn.Module):
         self.experts = Experts(config)
         self.shared_experts = SharedExpert(config)
 
-    def forward(self, x: Tensor, live: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
-        routing = self.gate(x, live, image)
+    def forward(
+        self, x: Tensor, live: Tensor, image: Tensor, documents: Documents | None = None
+    ) -> MoEOutput:
+        """live and image [T] bool; with `documents`, also their balance loss."""
+        routing = self.gate(x, live, image, documents)
         # Two roundings by design: the routed sum is cast first, the shared output added after.
-        return self.experts(x, routing) + self.shared_experts(x), routing.counts
+        y = self.experts(x, routing) + self.shared_experts(x)
+        return MoEOutput(y, routing.counts, routing.balance)
 
 
 class Experts(nn.Module):
@@ -144,7 +155,7 @@ class _Slots(NamedTuple):
     @classmethod
     def of(cls, routing: Routing) -> _Slots:
         order = torch.argsort(routing.experts.flatten(), stable=True)
-        return cls(order, routing.counts.tolist(), routing.experts.shape[1])
+        return cls(order, routing.counts.sum(0).tolist(), routing.experts.shape[1])
 
     def groups(self, bytes_per_slot: int, workspace_bytes: int) -> Iterator[_Group]:
         room = max(1, workspace_bytes // bytes_per_slot)

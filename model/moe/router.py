@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.config import ModelConfig
-
-SMALLEST_SUM = 1e-20
+from model.layout import Documents
+from model.moe.balance import SMALLEST_SUM, balance_sum
 
 
 class Routing(NamedTuple):
@@ -18,7 +18,8 @@ class Routing(NamedTuple):
 
     experts: Tensor  # [T, k] int64; n_routed_experts on padding, which is not routed
     weights: Tensor  # [T, k] fp32, with gradient to the router
-    counts: Tensor  # [E] int64 tokens per expert, padding not counted
+    counts: Tensor  # [2, E] int64 tokens per expert, of text and of images; padding not counted
+    balance: Tensor | None = None  # fp32 scalar, see `balance_sum`
 
 
 class Router(nn.Module):
@@ -40,8 +41,10 @@ class Router(nn.Module):
         self.register_buffer("bias", torch.zeros(self.experts))
         self.register_buffer("bias_vl", torch.zeros(self.experts))
 
-    def forward(self, x: Tensor, live: Tensor, image: Tensor) -> Routing:
-        """x [T, D]; live and image [T] bool."""
+    def forward(
+        self, x: Tensor, live: Tensor, image: Tensor, documents: Documents | None = None
+    ) -> Routing:
+        """x [T, D]; live and image [T] bool. With `documents`, also their balance loss."""
         soft = F.softplus(F.linear(x.float(), self.weight.float()))
         # Below a logit of about -104 it is 0, where the root's slope would turn a zero gradient
         # into NaN, of chosen and other experts alike.
@@ -53,5 +56,15 @@ class Router(nn.Module):
         picked = scores.gather(-1, chosen)
         weights = picked / (picked.sum(-1, keepdim=True) + SMALLEST_SUM) * self.scaling
         experts = chosen.masked_fill(~live[:, None], self.experts)
-        counts = torch.bincount(experts.flatten(), minlength=self.experts + 1)[: self.experts]
-        return Routing(experts, weights, counts)
+        return Routing(
+            experts,
+            weights,
+            counts=self._counts(experts, image),
+            balance=None if documents is None else balance_sum(scores, experts, documents),
+        )
+
+    def _counts(self, experts: Tensor, image: Tensor) -> Tensor:
+        columns = self.experts + 1
+        place = experts + columns * image[:, None]
+        found = torch.bincount(place.flatten(), minlength=2 * columns)
+        return found.view(2, columns)[:, : self.experts]

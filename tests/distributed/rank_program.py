@@ -61,8 +61,8 @@ def first_gradient(config: TrainerConfig, ranks: Ranks) -> dict[str, object]:
         workers=0,
     )
     window = learner.store.open_window([batch.engram_rows for batch in mine])
-    labels = TokenCounts.of(mine, ranks).valid
-    accumulate(learner, mine, window, labels=labels, ranks=ranks)
+    tokens, weight = TokenCounts.of(mine, ranks), config.router.balance_loss_weight
+    accumulate(learner, mine, window, tokens, balance_weight=weight, ranks=ranks)
     reduce_islands(learner.model, ranks)
     tables = collect_table_gradients(window, ranks)
     found: dict[str, object] = {

@@ -11,6 +11,7 @@ from data.loader import batches
 from model.moe.router import Router
 from trainer import step as module
 from trainer.balance import balance_routers
+from trainer.config import RouterConfig
 from trainer.evaluate import evaluate
 from trainer.learner import build_learner
 from trainer.ranks import Ranks
@@ -54,9 +55,10 @@ def padding(corpus, rows=2):
 def gradients(config, split):
     """Parameter gradients by name, dense table gradients and the step's sums, unclipped."""
     learner = build_learner(config)
-    labels = TokenCounts.of(split, Ranks()).valid
+    tokens = TokenCounts.of(split, Ranks())
     window = learner.store.open_window([batch.engram_rows for batch in split])
-    sums = accumulate(learner, split, window, labels=labels, ranks=Ranks())
+    weight = config.router.balance_loss_weight
+    sums = accumulate(learner, split, window, tokens, balance_weight=weight, ranks=Ranks())
     found = {n: p.grad for n, p in learner.model.named_parameters() if p.grad is not None}
     for layer, (ids, grad) in enumerate(zip(window.ids, window.grads, strict=True)):
         dense = torch.zeros_like(learner.store.weight[layer])
@@ -70,6 +72,7 @@ def test_gradients_do_not_depend_on_the_micro_batches(config, corpus):
     for size in (1, 2):
         split, sums = gradients(config, micro_batches(corpus, size))
         assert sums.loss == pytest.approx(whole_sums.loss, rel=1e-6)
+        assert sums.balance == pytest.approx(whole_sums.balance, rel=1e-6)
         assert torch.equal(sums.experts, whole_sums.experts)
         assert split.keys() == whole.keys()
         for name, grad in whole.items():
@@ -81,7 +84,7 @@ def test_a_micro_batch_of_padding_adds_nothing(config, corpus):
     some = micro_batches(corpus, 2)
     plain, plain_sums = gradients(config, some)
     padded, sums = gradients(config, [*some, padding(corpus)])
-    assert sums.loss == plain_sums.loss
+    assert (sums.loss, sums.balance) == (plain_sums.loss, plain_sums.balance)
     assert torch.equal(sums.experts, plain_sums.experts)
     for name, grad in plain.items():
         assert torch.allclose(padded[name], grad, rtol=0, atol=1e-7), name
@@ -96,7 +99,7 @@ def test_a_step_without_labels_divides_by_nothing(learner, corpus):
     assert all(bool(torch.isfinite(t.float()).all()) for t in after.values())
     assert torch.equal(after["model/embed.weight"], before["model/embed.weight"])
     record = step_record(result, STATE.after_step(tokens=0), lr=1e-3, seconds=0.1, waited=0.0)
-    assert record["loss"] is None
+    assert record["loss"] is record["balance_loss"] is None
     assert record["expert_load_max_over_mean"] is None
     assert record["padding_share"] == 1.0
 
@@ -174,14 +177,68 @@ def test_a_gradient_that_is_not_finite_on_another_rank_stops_this_one(learner, c
 def test_router_biases_push_towards_the_mean_load(learner):
     routers = [m for m in learner.model.modules() if isinstance(m, Router)]
     experts = routers[0].bias.numel()
-    counts = torch.full((len(routers), experts), 10)
-    counts[0, 0], counts[0, 1] = 14, 6
-    balance_routers(learner.model, counts)
-    expected = torch.zeros(experts)
-    expected[0], expected[1] = -0.001, 0.001
-    assert torch.equal(routers[0].bias, expected)
-    assert all(torch.equal(r.bias, torch.zeros(experts)) for r in routers[1:])
-    assert all(torch.equal(r.bias_vl, torch.zeros(experts)) for r in routers)
+    counts = torch.full((len(routers), 2, experts), 10)
+    counts[0, 0, 0], counts[0, 0, 1] = 14, 6
+    counts[1, 1, 2], counts[1, 1, 3] = 11, 9
+    counts[2, 1] = 0  # no image token reached any expert
+    balance_routers(learner.model, counts, rate=0.25)
+    text, image = torch.zeros(2, len(routers), experts)
+    text[0, 0], text[0, 1] = -0.25, 0.25
+    image[1, 2], image[1, 3] = -0.25, 0.25
+    assert torch.equal(torch.stack([r.bias for r in routers]), text)
+    assert torch.equal(torch.stack([r.bias_vl for r in routers]), image)
+
+
+def test_both_ways_of_balancing_can_be_switched_off(config, corpus):
+    off = RouterConfig(bias_update_rate=0, balance_loss_weight=0)
+    learner = build_learner(config)
+    settings = dataclasses.replace(SETTINGS, router=off)
+    result = train_step(learner, micro_batches(corpus, 2), settings, ranks=Ranks())
+    assert result.balance_loss is None
+    routers = [m for m in learner.model.modules() if isinstance(m, Router)]
+    assert not any(r.bias.any() or r.bias_vl.any() for r in routers)
+    learner = build_learner(config)
+    result = train_step(learner, micro_batches(corpus, 2), SETTINGS, ranks=Ranks())
+    assert result.balance_loss is not None and 1 <= result.balance_loss < 4
+    routers = [m for m in learner.model.modules() if isinstance(m, Router)]
+    assert any(r.bias.any() for r in routers)
+
+
+def test_the_balance_loss_moves_the_routers_by_its_weight(config, corpus):
+    """The gradient is linear in the weight, and only what leads to a router's scores feels it."""
+
+    def with_weight(weight):
+        router = RouterConfig(balance_loss_weight=weight)
+        return gradients(dataclasses.replace(config, router=router), micro_batches(corpus, 2))[0]
+
+    none, one, two = (with_weight(w) for w in (0.0, 1.0, 2.0))
+    moved = [name for name in none if not torch.equal(none[name], one[name])]
+    assert all(f"layers.{n}.ffn.gate.weight" in moved for n in range(6))
+    assert "head.weight" not in moved and "layers.5.ffn.experts.w2" not in moved
+    for name in moved:
+        first, second = one[name] - none[name], two[name] - one[name]
+        assert (second - first).norm() <= 1e-3 * first.norm() + 1e-6 * one[name].norm(), name
+
+
+def test_dead_experts_are_told_by_kind_when_there_are_images(learner, corpus):
+    result = train_step(learner, [padding(corpus)], SETTINGS, ranks=Ranks())
+
+    def dead(counts):
+        found = step_record(
+            dataclasses.replace(result, expert_counts=torch.tensor(counts)),
+            STATE,
+            lr=1e-3,
+            seconds=1.0,
+            waited=0.0,
+        )
+        return {k: v for k, v in found.items() if k.startswith("expert_dead")}
+
+    assert dead([[[4, 0, 0], [0, 0, 0]]]) == {"expert_dead": 2}
+    assert dead([[[4, 0, 0], [0, 0, 0]], [[1, 0, 3], [0, 2, 2]]]) == {
+        "expert_dead": 2,
+        "expert_dead_text": 3,
+        "expert_dead_image": 4,
+    }
 
 
 def test_evaluation_is_the_mean_loss_of_its_packs_and_changes_nothing(learner, corpus):
@@ -219,7 +276,8 @@ def test_the_record_counts_real_tokens(learner, corpus):
     assert record["tokens_per_s"] == real / 2
     assert record["padding_share"] == pytest.approx(1 - real / (4 * 64))
     assert (record["step"], record["step_s"], record["data_wait_s"]) == (1, 2.0, 0.5)
-    loads = result.expert_counts.double()
+    assert not result.expert_counts[:, 1].any()
+    loads = result.expert_counts[:, 0].double()
     assert loads.sum(1).tolist() == [2.0 * real] * len(loads)  # two experts a token
     assert record["expert_load_max_over_mean"] == pytest.approx(
         float((loads.max(1).values / (2 * real / loads.shape[1])).max())

@@ -9,6 +9,7 @@ from trainer.config import (
     LoggingConfig,
     OptimConfig,
     ParallelConfig,
+    RouterConfig,
     TrainConfig,
 )
 
@@ -35,6 +36,8 @@ def test_sound_configurations_have_no_problems():
         ParallelConfig(),
         CheckpointConfig(every=0),
         LoggingConfig(),
+        RouterConfig(),
+        RouterConfig(bias_update_rate=0, balance_loss_weight=0),
     ]
     assert [part.problems() for part in sound] == [[]] * len(sound)
 
@@ -58,6 +61,8 @@ def test_sound_configurations_have_no_problems():
         (CheckpointConfig(every=-1), "checkpoint.every=-1"),
         (CheckpointConfig(every=1, keep=0), "checkpoint.keep=0"),
         (LoggingConfig(every=0), "logging.every=0"),
+        (RouterConfig(bias_update_rate=-0.001), "router.bias_update_rate=-0.001"),
+        (RouterConfig(balance_loss_weight=math.inf), "router.balance_loss_weight=inf"),
         (dataclasses.replace(OPTIM, lr=0.0, final_lr=0.0), "optim.lr=0.0"),
         (dataclasses.replace(OPTIM, lr=math.inf), "optim.lr=inf"),
         (dataclasses.replace(OPTIM, final_lr=1e-3), "optim.final_lr=0.001"),

@@ -22,8 +22,8 @@ def filled(config, seed: int = 0) -> Router:
 
 
 def slow(own: Router, x: Tensor, live: Tensor, image: Tensor) -> tuple[list, list, list]:
-    """Experts and weights as {expert: weight} of each token, and counts."""
-    chosen, counts = [], [0] * own.experts
+    """Experts and weights as {expert: weight} of each token, and counts by modality."""
+    chosen, counts = [], [[0] * own.experts, [0] * own.experts]
     for t in range(len(x)):
         z = (own.weight.double() @ x[t].double()).tolist()
         s = [math.sqrt(math.log1p(math.exp(v))) for v in z]
@@ -32,7 +32,7 @@ def slow(own: Router, x: Tensor, live: Tensor, image: Tensor) -> tuple[list, lis
         total = sum(s[e] for e in order) + 1e-20
         chosen.append({e: s[e] / total * own.scaling for e in order})
         for e in order:
-            counts[e] += bool(live[t])
+            counts[int(image[t])][e] += bool(live[t])
     return chosen, counts, [sorted(c) for c in chosen]
 
 
@@ -87,8 +87,8 @@ def test_image_tokens_follow_the_bias_of_images(make_config: Callable) -> None:
     routing = own(x, live, image)
     for t in range(40):
         assert sorted(routing.experts[t].tolist()) == ([6, 7] if image[t] else [0, 1])
-    assert routing.counts.tolist()[0] == int((~image).sum())
-    assert routing.counts.tolist()[7] == int(image.sum())
+    texts, images = int((~image).sum()), int(image.sum())
+    assert routing.counts.tolist() == [[texts, texts] + [0] * 6, [0] * 6 + [images, images]]
 
 
 def test_gradients(make_config: Callable, relative: Callable) -> None:
