@@ -121,7 +121,8 @@ class _Sinkhorn(torch.autograd.Function):
     """Logits [T, M*M] -> comb [T, M_in, M_out]: row softmax + eps, columns, then rows and columns.
 
     Works on [M, M, T] so that every division runs along tokens. Keeps the logits alone; backward
-    goes forward once more for the divisors, then undoes one division after the other.
+    goes forward once more for the divisors. With h = gradient * value, a division by a sum undoes
+    as h <- h - value * sum(h).
     """
 
     @staticmethod
@@ -133,25 +134,30 @@ class _Sinkhorn(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         (logits,) = ctx.saved_tensors
+        m, _, eps = ctx.settings
         comb, divisors = _balanced(logits, *ctx.settings)
-        grad = grad.permute(1, 2, 0).contiguous()
-        product = torch.empty_like(grad)
-        for step in reversed(range(divisors.shape[0])):
-            divisor = divisors[step].unsqueeze(step % 2)
-            torch.mul(grad, comb, out=product)
-            grad.sub_(product.sum(step % 2, keepdim=True)).div_(divisor)
-            comb.mul_(divisor)
-        soft = comb.sub_(ctx.settings[2])
+        by_log = comb * grad.permute(1, 2, 0)
+        sums = [logits.new_empty(1, m, len(logits)), logits.new_empty(m, 1, len(logits))]
+        for step in reversed(range(len(divisors))):
+            axis = step % 2
+            torch.sum(by_log, axis, keepdim=True, out=sums[axis])
+            by_log.addcmul_(comb, sums[axis], value=-1)
+            comb.mul_(divisors[step])
+        grad = by_log.div_(comb)
+        soft = comb.sub_(eps)
         grad = soft * (grad - (grad * soft).sum(1, keepdim=True))
         return grad.flatten(0, 1).t(), None, None, None
 
 
-def _balanced(logits: Tensor, m: int, iterations: int, eps: float) -> tuple[Tensor, Tensor]:
-    """The final comb [M_in, M_out, T] and every divisor on the way, [2 * iterations - 1, M, T]."""
-    comb = torch.softmax(logits.t().reshape(m, m, -1), dim=1).add_(eps)
-    divisors = logits.new_empty(2 * iterations - 1, m, logits.shape[0])
-    for step, divisor in enumerate(divisors):
+def _balanced(logits: Tensor, m: int, iterations: int, eps: float) -> tuple[Tensor, list[Tensor]]:
+    """The final comb [M_in, M_out, T] and the 2 * iterations - 1 divisors on the way."""
+    # eps along the rim: a sum over comb and the rim beside it is the divisor, eps included.
+    room = logits.new_full((m + 1, m + 1, len(logits)), eps)
+    comb, with_rim = room[:m, :m], (room[:, :m], room[:m])
+    comb.add_(torch.softmax(logits.t().reshape(m, m, -1), 1))
+    divisors = []
+    for step in range(2 * iterations - 1):
         # Columns (sums over the input streams) first and last.
-        torch.sum(comb, dim=step % 2, out=divisor)
-        comb.div_(divisor.add_(eps).unsqueeze(step % 2))
+        divisors.append(with_rim[step % 2].sum(step % 2, keepdim=True))
+        comb.div_(divisors[-1])
     return comb, divisors

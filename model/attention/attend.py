@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from model.attention.tiles import KeyGradients, Keys, Tile
-from model.rope import turned
+from model.rope import turn_, turned
 
 
 @dataclass(frozen=True)
@@ -53,19 +53,24 @@ def attend(
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q_latent, wq_b, wo_a, kv, sink, entries, turn, start, selected, settings):  # type: ignore[override]
-        ctx.save_for_backward(q_latent, wq_b, wo_a, kv, sink, entries, turn, start, selected)
-        ctx.settings = settings
         keys = Keys.of(kv, start, sink, entries, selected, settings.window)
         out = q_latent.new_empty(q_latent.shape[0], wo_a.shape[0])
+        log_sum = sink.new_empty(q_latent.shape[0], settings.heads, 1, dtype=torch.float32)
         for low, high in keys.tiles(settings.heads, settings.workspace_bytes):
-            q = _queries(q_latent[low:high], wq_b, turn[low:high], settings)
-            seen = turned(Tile(keys, q, low).output().to(q.dtype), turn[low:high].conj())
+            here = turn[low:high]
+            tile = Tile(keys, _queries(q_latent[low:high], wq_b, here, settings), low)
+            log_sum[low:high] = tile.log_sum[: high - low]
+            seen = turn_(tile.output().to(q_latent.dtype), here.conj())
             out[low:high] = _grouped(seen, wo_a, settings)
+        ctx.settings = settings
+        ctx.save_for_backward(
+            q_latent, wq_b, wo_a, kv, sink, entries, turn, start, selected, log_sum
+        )
         return out
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[override]
-        q_latent, wq_b, wo_a, kv, sink, entries, turn, start, selected = ctx.saved_tensors
+        q_latent, wq_b, wo_a, kv, sink, entries, turn, start, selected, log_sum = ctx.saved_tensors
         settings, kind = ctx.settings, q_latent.dtype
         keys = Keys.of(kv, start, sink, entries, selected, settings.window)
         into = KeyGradients.zeros(keys)
@@ -75,14 +80,16 @@ class _Attend(torch.autograd.Function):
         by_group = grad_wo_a.unflatten(0, (settings.groups, -1))
         for low, high in keys.tiles(settings.heads, settings.workspace_bytes):
             here = turn[low:high]
-            tile = Tile(keys, _queries(q_latent[low:high], wq_b, here, settings), low)
-            seen = _by_group(turned(tile.output().to(kind), here.conj()), settings)
+            q = _queries(q_latent[low:high], wq_b, here, settings)
+            tile = Tile(keys, q, low, log_sum[low:high])
+            output = tile.output()
+            seen = _by_group(turned(output.to(kind), here.conj()), settings)
             by_out = grad[low:high].unflatten(1, (settings.groups, -1)).transpose(0, 1)
             by_group += torch.bmm(by_out.mT, seen)
             by_seen = torch.bmm(by_out, wo_a.unflatten(0, (settings.groups, -1)))
             by_seen = by_seen.transpose(0, 1).reshape(high - low, settings.heads, -1)
-            by_q = tile.backward(turned(by_seen, here), into).to(kind)
-            by_q = turned(by_q, here.conj()).flatten(1)
+            by_q = tile.backward(turn_(by_seen, here).float(), output, into).to(kind)
+            by_q = turn_(by_q, here.conj()).flatten(1)
             grad_latent[low:high] = by_q @ wq_b
             grad_wq_b += by_q.t() @ q_latent[low:high]
         near = into.near[settings.window - 1 :][: kv.shape[0]].to(kv.dtype)
@@ -92,7 +99,7 @@ class _Attend(torch.autograd.Function):
 
 
 def _queries(latent: Tensor, wq_b: Tensor, turn: Tensor, settings: AttentionSettings) -> Tensor:
-    return turned((latent @ wq_b.t()).unflatten(-1, (settings.heads, -1)), turn)
+    return turn_((latent @ wq_b.t()).unflatten(-1, (settings.heads, -1)), turn)
 
 
 def _by_group(seen: Tensor, settings: AttentionSettings) -> Tensor:

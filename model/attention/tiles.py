@@ -14,8 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-softmax_backward = torch.ops.aten._softmax_backward_data
-
 SMALLEST_BLOCK = 16  # below this the dense products are too small to be fast
 
 
@@ -87,90 +85,111 @@ class KeyGradients:
 
 
 class Tile:
-    """The probabilities p [Q, H, 1 + W + K] of queries [low, low + Q): sink, window, entries.
+    """The attention weights of queries [low, low + Q) over window keys and selected entries.
 
     q [Q, H, d] is widened to n whole blocks of c queries; what the extra ones give is cut off.
+    Weights are exp(score - shift): `near` [Q, H, W] and `far` [Q, H, K] or None. Without log_sum
+    the shift is the largest score, and `log_sum` [Q, H, 1] is made: the log of all a query's
+    exponentials, the sink's among them. With it, the shift is log_sum and the weights are the
+    probabilities.
     """
 
-    def __init__(self, keys: Keys, q: Tensor, low: int) -> None:
+    def __init__(self, keys: Keys, q: Tensor, low: int, log_sum: Tensor | None = None) -> None:
         self.keys, self.low, self.size = keys, low, q.shape[0]
-        extra = -self.size % keys.block
-        self.q = F.pad(q.float(), (0, 0, 0, 0, 0, extra)) if extra else q.float().contiguous()
+        self.q = _widened(q.float(), keys.block)
         wide, heads, dim = self.q.shape
         self.scale = dim**-0.5
         self.blocks = wide // keys.block
         self.rows = (self.blocks, keys.block * heads, dim)
         stride = keys.near.stride(0)
         # Overlapping read-only view: block i sees padded rows i*c ... i*c + W - 1.
-        self.near = keys.near[low:].as_strided(
+        self.near_keys = keys.near[low:].as_strided(
             (self.blocks, keys.span, dim), (keys.block * stride, stride, 1)
         )
-        high = low + self.size
-        start = F.pad(keys.start[low:high], (0, extra), value=high + extra)
-        near = _product(self.q.view(self.rows), self.near.mT, self.scale)
-        near = near.view(wide, heads, keys.span)
-        near.masked_fill_(self._blocked(start)[:, None], -torch.inf)
-        parts = [keys.sink[None, :, None].expand(wide, heads, 1), near]
-        self.index = self.far = None
+        near = _product(self.q.view(self.rows), self.near_keys.mT, self.scale)
+        self.near = near.view(wide, heads, keys.span).add_(self._hidden()[:, None])
+        self.far = self.far_keys = self.index = None
         if keys.entries is not None and keys.selected is not None:
-            chosen = F.pad(keys.selected[low:high], (0, 0, 0, extra), value=-1)
+            chosen = _widened(keys.selected[low : low + self.size], keys.block, fill=-1)
             self.index = chosen.clamp_min(0).flatten()
-            self.far = keys.entries.index_select(0, self.index).view(*chosen.shape, dim)
-            far = _product(self.q, self.far.mT, self.scale)
-            parts.append(far.masked_fill_((chosen < 0)[:, None], -torch.inf))
-        self.p = torch.softmax(torch.cat(parts, dim=-1), dim=-1)
+            self.far_keys = keys.entries.index_select(0, self.index).view(*chosen.shape, dim)
+            hidden = torch.where(chosen < 0, -torch.inf, 0.0)
+            self.far = _product(self.q, self.far_keys.mT, self.scale).add_(hidden[:, None])
+        self.sum = None
+        if log_sum is None:
+            self.log_sum = self._normalise()
+        else:
+            self.log_sum = _widened(log_sum, keys.block)
+            self._exponentiate(self.log_sum)
+
+    def _normalise(self) -> Tensor:
+        shift = torch.maximum(self.near.amax(-1, keepdim=True), self.keys.sink[:, None])
+        if self.far is not None:
+            shift = torch.maximum(shift, self.far.amax(-1, keepdim=True))
+        self._exponentiate(shift)
+        self.sum = (self.keys.sink[:, None] - shift).exp_().add_(self.near.sum(-1, keepdim=True))
+        if self.far is not None:
+            self.sum += self.far.sum(-1, keepdim=True)
+        return shift.add_(self.sum.log())
+
+    def _exponentiate(self, shift: Tensor) -> None:
+        for weights in (self.near, self.far):
+            if weights is not None:
+                weights.sub_(shift).exp_()
 
     def output(self) -> Tensor:
-        """The weighted sum of values, [Q, H, d] fp32; 0 for a query that sees nothing."""
-        near, far = self._split(self.p)
-        return self._mixed(near, far, 1.0)[: self.size]
+        """The weighted mean of values, [Q, H, d] fp32; 0 for a query that sees nothing."""
+        out = self._mixed(self.near, self.far, 1.0)
+        return (out if self.sum is None else out.div_(self.sum))[: self.size]
 
-    def backward(self, grad: Tensor, into: KeyGradients) -> Tensor:
-        """The queries' gradient [Q, H, d] fp32 for that of the output; adds the keys' to `into`."""
-        wide, keys = self.q.shape[0], self.keys
-        grad = F.pad(grad.float(), (0, 0, 0, 0, 0, wide - self.size)).contiguous()
-        near = torch.bmm(grad.view(self.rows), self.near.mT).view(wide, -1, keys.span)
-        parts = [grad.new_zeros(1, 1, 1).expand(wide, near.shape[1], 1), near]
-        if self.far is not None:
-            parts.append(torch.bmm(grad, self.far.mT))
-        by_score = softmax_backward(torch.cat(parts, dim=-1), self.p, -1, torch.float32)
-        into.sink += by_score[..., 0].sum(0)
+    def backward(self, grad: Tensor, output: Tensor, into: KeyGradients) -> Tensor:
+        """The queries' gradient [Q, H, d] fp32 for that of `output`; adds the keys' to `into`.
 
-        p_near, p_far = self._split(self.p)
-        d_near, d_far = self._split(by_score)
-        both = _product(d_near.mT, self.q.view(self.rows), self.scale)
-        both.baddbmm_(p_near.mT, grad.view(self.rows))
+        The tile must have been made with its log_sum."""
+        keys = self.keys
+        assert self.sum is None, "weights must be probabilities"
+        mean = _widened((grad * output).sum(-1, keepdim=True), keys.block)
+        sink = (keys.sink[:, None] - self.log_sum).exp_()
+        into.sink -= (sink * mean)[..., 0].sum(0)
+        grad = _widened(grad, keys.block)
+        by_near = torch.bmm(grad.view(self.rows), self.near_keys.mT).view(self.near.shape)
+        by_near = by_near.sub_(mean).mul_(self.near)
+        both = _product(self._by_block(by_near).mT, self.q.view(self.rows), self.scale)
+        both.baddbmm_(self._by_block(self.near).mT, grad.view(self.rows))
         self._add_to_window(into.near, both)
-        if self.index is not None and p_far is not None and d_far is not None:
+        by_far = None
+        if self.far is not None and self.far_keys is not None and self.index is not None:
             assert into.entries is not None
-            both = _product(d_far.mT, self.q, self.scale)
-            both.baddbmm_(p_far.mT, grad)
+            by_far = torch.bmm(grad, self.far_keys.mT).sub_(mean).mul_(self.far)
+            both = _product(by_far.mT, self.q, self.scale)
+            both.baddbmm_(self.far.mT, grad)
             # Absent entries point at row 0 with an exact zero.
             into.entries.index_add_(0, self.index, both.flatten(0, 1))
-        return self._mixed(d_near, d_far, self.scale)[: self.size]
+        return self._mixed(by_near, by_far, self.scale)[: self.size]
 
-    def _split(self, whole: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Views of [Q, H, 1 + W + K]: window part as [n, c*H, W], selected part as [Q, H, K]."""
-        span = self.keys.span
-        near = whole[..., 1 : 1 + span].view(self.blocks, self.rows[1], span)
-        return near, None if self.far is None else whole[..., 1 + span :]
+    def _by_block(self, near: Tensor) -> Tensor:
+        """[Q, H, W] -> [n, c*H, W], a view."""
+        return near.view(self.blocks, -1, self.keys.span)
 
     def _mixed(self, near: Tensor, far: Tensor | None, scale: float) -> Tensor:
-        out = _product(near, self.near, scale).view(self.q.shape)
-        if far is not None and self.far is not None:
-            out.baddbmm_(far, self.far, alpha=scale)
+        out = _product(self._by_block(near), self.near_keys, scale).view(self.q.shape)
+        if far is not None and self.far_keys is not None:
+            out.baddbmm_(far, self.far_keys, alpha=scale)
         return out
 
-    def _blocked(self, start: Tensor) -> Tensor:
-        """[Q, W] bool: keys outside a query's window, or before its document."""
+    def _hidden(self) -> Tensor:
+        """[Q, W] fp32 to add to scores: -inf for keys outside a query's window, or before its
+        document; else 0."""
         window, span, block = self.keys.window, self.keys.span, self.keys.block
+        start = self.keys.start[self.low : self.low + self.size]
+        start = _widened(start, block, fill=self.low + self.blocks * block)
         key = torch.arange(span, device=start.device)
         query = torch.arange(block, device=start.device)[:, None]
         age = query + window - 1 - key  # query position minus key position
-        outside = (age < 0) | (age >= window)
+        band = torch.where((age < 0) | (age >= window), -torch.inf, 0.0)
         first_query = self.low + block * torch.arange(self.blocks, device=start.device)
         first_key = start.view(self.blocks, block) - first_query[:, None] + window - 1
-        return (outside | (key < first_key[:, :, None])).view(-1, span)
+        return torch.where(key < first_key[:, :, None], -torch.inf, band).view(-1, span)
 
     def _add_to_window(self, total: Tensor, by_key: Tensor) -> None:
         """Add [n, W, d] block gradients to padded rows, c keys of every block at a time: within
@@ -179,6 +198,14 @@ class Tile:
         for first in range(0, self.keys.span, c):
             part, at = by_key[:, first : first + c], self.low + first
             total[at : at + n * c].view(n, c, -1)[:, : part.shape[1]].add_(part)
+
+
+def _widened(x: Tensor, block: int, *, fill: float = 0) -> Tensor:
+    """x [Q, ...] with `fill` behind it, up to whole blocks."""
+    extra = -x.shape[0] % block
+    if not extra:
+        return x.contiguous()
+    return torch.cat([x, x.new_full((extra, *x.shape[1:]), fill)])
 
 
 def _block(window: int) -> int:

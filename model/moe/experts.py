@@ -90,7 +90,7 @@ class _SharedExpert(torch.autograd.Function):
         x, w13, w2 = ctx.saved_tensors
         parts = _swiglu(x @ w13.t(), ctx.limit)
         grad_w2 = grad.t() @ parts.act.to(x.dtype)
-        by_both = _swiglu_backward((grad @ w2).float(), parts, ctx.limit).to(x.dtype)
+        by_both = _swiglu_backward((grad @ w2).float(), parts).to(x.dtype)
         return by_both @ w13, by_both.t() @ x, grad_w2, None
 
 
@@ -130,7 +130,7 @@ class _RoutedExperts(torch.autograd.Function):
             _add_outer(grad_w2, by_y, (parts.act * weight).to(x.dtype), g)
             by_hidden = _by_expert(by_y, w2, g).float()
             grad_weights.view(-1)[g.slot] = (by_hidden * parts.act).sum(-1)
-            by_both = _swiglu_backward(by_hidden.mul_(weight), parts, limit).to(x.dtype)
+            by_both = _swiglu_backward(by_hidden.mul_(weight), parts).to(x.dtype)
             _add_outer(grad_w13, by_both, rows, g)
             grad_x.index_add_(0, g.token, _by_expert(by_both, w13, g).float())
         return grad_x.to(x.dtype), grad_weights, grad_w13, grad_w2, None, None
@@ -196,29 +196,42 @@ def _add_outer(total: Tensor, left: Tensor, right: Tensor, g: _Group) -> None:
 
 
 class _Parts(NamedTuple):
-    """fp32 pieces of silu(min(gate, limit)) * clamp(up, +-limit), [n, I] each."""
+    """fp32 pieces of silu(min(gate, limit)) * clamp(up, +-limit), [n, I] each, after the clamps."""
 
     gate: Tensor
     up: Tensor
     silu: Tensor
     act: Tensor
+    clamped: Tensor | None  # [n, 2I] bool, where a clamp has cut gate or up; None: nowhere
 
 
 def _swiglu(both: Tensor, limit: float) -> _Parts:
     """both [n, 2I]: gate then up, before the clamps."""
-    gate, up = both.float().chunk(2, dim=-1)
-    silu = F.silu(gate.clamp_max(limit))
-    return _Parts(gate, up, silu, up.clamp(-limit, limit).mul_(silu))
+    both, clamped = both.float(), None
+    gate, up = both.chunk(2, dim=-1)
+    if _may_reach(both, limit):
+        clamped = torch.cat([gate > limit, up.abs() > limit], dim=-1)
+        gate, up = gate.clamp_max(limit), up.clamp(-limit, limit)
+    silu = F.silu(gate)
+    return _Parts(gate, up, silu, up * silu, clamped)
 
 
-def _swiglu_backward(by_act: Tensor, parts: _Parts, limit: float) -> Tensor:
+def _may_reach(both: Tensor, limit: float) -> bool:
+    """False when no clamp has anything to do, the usual case: one pass instead of nine.
+
+    Only where reading a number does not make the host wait for a device.
+    """
+    if both.device.type != "cpu" or both.numel() == 0:
+        return True
+    low, high = torch.aminmax(both)
+    return not (-limit <= float(low) and float(high) <= limit)
+
+
+def _swiglu_backward(by_act: Tensor, parts: _Parts) -> Tensor:
     """Gradient [n, 2I] fp32 of gate and up. A clamped value passes none; at the limit it does."""
-    gate, up, silu, _ = parts
     out = by_act.new_empty(by_act.shape[0], 2 * by_act.shape[1])
     by_gate, by_up = out.chunk(2, dim=-1)
-    by_silu = up.clamp(-limit, limit).mul_(by_act)
-    by_gate.copy_(torch.ops.aten.silu_backward(by_silu, gate.clamp_max(limit)))
-    by_gate.masked_fill_(gate > limit, 0.0)
-    torch.mul(by_act, silu, out=by_up)
-    by_up.masked_fill_(up.abs() > limit, 0.0)
-    return out
+    torch.mul(by_act, parts.up, out=by_gate)
+    torch.ops.aten.silu_backward.grad_input(by_gate, parts.gate, grad_input=by_gate)
+    torch.mul(by_act, parts.silu, out=by_up)
+    return out if parts.clamped is None else out.masked_fill_(parts.clamped, 0.0)
