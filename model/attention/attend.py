@@ -3,7 +3,7 @@
 Memory is bounded by a workspace, never by S: nothing of shape [heads, S, S] or [heads, S, groups]
 exists, and neither do the queries or the outputs of a whole sequence, heads * head_dim numbers a
 token (at the released sizes six times the hidden size, each). Backward rebuilds a tile's queries
-and probabilities from the saved latents. At a fixed window and top-k the cost is linear in tokens.
+and probabilities from the saved latents, unless one tile takes all tokens: then it is kept. At a fixed window and top-k the cost is linear in tokens.
 """
 
 from __future__ import annotations
@@ -56,12 +56,16 @@ class _Attend(torch.autograd.Function):
         keys = Keys.of(kv, start, sink, entries, selected, settings.window)
         out = q_latent.new_empty(q_latent.shape[0], wo_a.shape[0])
         log_sum = sink.new_empty(q_latent.shape[0], settings.heads, 1, dtype=torch.float32)
+        ctx.kept = None
         for low, high in keys.tiles(settings.heads, settings.workspace_bytes):
             here = turn[low:high]
             tile = Tile(keys, _queries(q_latent[low:high], wq_b, here, settings), low)
             log_sum[low:high] = tile.log_sum[: high - low]
-            seen = turn_(tile.output().to(q_latent.dtype), here.conj())
+            output = tile.output()
+            seen = turned(output.to(q_latent.dtype), here.conj())
             out[low:high] = _grouped(seen, wo_a, settings)
+            if high - low == len(q_latent):
+                ctx.kept = tile, output
         ctx.settings = settings
         ctx.save_for_backward(
             q_latent, wq_b, wo_a, kv, sink, entries, turn, start, selected, log_sum
@@ -80,9 +84,13 @@ class _Attend(torch.autograd.Function):
         by_group = grad_wo_a.unflatten(0, (settings.groups, -1))
         for low, high in keys.tiles(settings.heads, settings.workspace_bytes):
             here = turn[low:high]
-            q = _queries(q_latent[low:high], wq_b, here, settings)
-            tile = Tile(keys, q, low, log_sum[low:high])
-            output = tile.output()
+            if ctx.kept:
+                tile, output = ctx.kept
+                tile.settle()
+            else:
+                q = _queries(q_latent[low:high], wq_b, here, settings)
+                tile = Tile(keys, q, low, log_sum[low:high])
+                output = tile.output()
             seen = _by_group(turned(output.to(kind), here.conj()), settings)
             by_out = grad[low:high].unflatten(1, (settings.groups, -1)).transpose(0, 1)
             by_group += torch.bmm(by_out.mT, seen)

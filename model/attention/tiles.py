@@ -63,9 +63,9 @@ class Keys:
         """Query ranges, whole blocks but the last, whose temporaries fit the workspace."""
         dim, tokens = self.near.shape[1], self.start.shape[0]
         chosen = 0 if self.selected is None else self.selected.shape[1]
-        # Backward holds four score-shaped, six query-shaped and three entry-shaped tensors.
-        scores = heads * (1 + self.span + chosen)
-        per_token = 4 * (4 * scores + 6 * heads * dim + 3 * chosen * dim)
+        # Backward holds three score-shaped, six query-shaped and two entry-shaped tensors.
+        scores = heads * (self.span + chosen)
+        per_token = 4 * (3 * scores + 6 * heads * dim + 2 * chosen * dim)
         step = max(1, workspace_bytes // (per_token * self.block)) * self.block
         return ((low, min(low + step, tokens)) for low in range(0, tokens, step))
 
@@ -137,6 +137,14 @@ class Tile:
             if weights is not None:
                 weights.sub_(shift).exp_()
 
+    def settle(self) -> None:
+        """Turn the weights into probabilities, for backward."""
+        if self.sum is not None:
+            self.near.div_(self.sum)
+            if self.far is not None:
+                self.far.div_(self.sum)
+            self.sum = None
+
     def output(self) -> Tensor:
         """The weighted mean of values, [Q, H, d] fp32; 0 for a query that sees nothing."""
         out = self._mixed(self.near, self.far, 1.0)
@@ -145,9 +153,9 @@ class Tile:
     def backward(self, grad: Tensor, output: Tensor, into: KeyGradients) -> Tensor:
         """The queries' gradient [Q, H, d] fp32 for that of `output`; adds the keys' to `into`.
 
-        The tile must have been made with its log_sum."""
+        The weights must be probabilities: those of a tile made with its log_sum, or settled."""
         keys = self.keys
-        assert self.sum is None, "weights must be probabilities"
+        assert self.sum is None
         mean = _widened((grad * output).sum(-1, keepdim=True), keys.block)
         sink = (keys.sink[:, None] - self.log_sum).exp_()
         into.sink -= (sink * mean)[..., 0].sum(0)

@@ -97,35 +97,42 @@ class _SharedExpert(torch.autograd.Function):
 class _RoutedExperts(torch.autograd.Function):
     """Sort the token slots by expert, run a few experts at a time, add their outputs to the tokens.
 
-    The sum over a token's k experts is fp32, in the order of expert numbers. The rows and
-    pre-activations of a group of experts live only while it runs: forward keeps x, backward makes
-    them again. A group is as many experts as the workspace has room for, at least one.
+    The sum over a token's k experts is fp32, in the order of expert numbers. A group is as many
+    experts as the workspace has room for, at least one. Its rows and pre-activations live only
+    while it runs, and backward makes them again from x, unless one group takes all.
     """
 
     @staticmethod
     def forward(ctx, x, weights, w13, w2, routing, settings):  # type: ignore[override]
         limit, workspace_bytes = settings
-        slots = _Slots.of(routing)
+        groups = list(_Slots.of(routing).groups(_bytes_per_slot(w13), workspace_bytes))
         ctx.save_for_backward(x, weights, w13, w2)
-        ctx.settings = slots, limit, workspace_bytes
+        ctx.settings = groups, limit
+        ctx.kept = None
         out = torch.zeros_like(x, dtype=torch.float32)
-        for g in slots.groups(_bytes_per_slot(w13), workspace_bytes):
+        for g in groups:
             rows = x.index_select(0, g.token)
-            act = _swiglu(_by_expert(rows, w13.mT, g), limit).act
-            hidden = act.mul_(weights.flatten()[g.slot, None]).to(x.dtype)
+            parts = _swiglu(_by_expert(rows, w13.mT, g), limit)
+            hidden = (parts.act * weights.flatten()[g.slot, None]).to(x.dtype)
             out.index_add_(0, g.token, _by_expert(hidden, w2.mT, g).float())
+            if len(groups) == 1:
+                ctx.kept = rows, parts
         return out.to(x.dtype)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[override]
         x, weights, w13, w2 = ctx.saved_tensors
-        slots, limit, workspace_bytes = ctx.settings
+        groups, limit = ctx.settings
         grad_w13, grad_w2 = torch.empty_like(w13), torch.empty_like(w2)
         grad_weights = torch.zeros_like(weights)
         grad_x = torch.zeros_like(x, dtype=torch.float32)
-        for g in slots.groups(_bytes_per_slot(w13), workspace_bytes):
-            rows, by_y = x.index_select(0, g.token), grad.index_select(0, g.token)
-            parts = _swiglu(_by_expert(rows, w13.mT, g), limit)
+        for g in groups:
+            if ctx.kept:
+                rows, parts = ctx.kept
+            else:
+                rows = x.index_select(0, g.token)
+                parts = _swiglu(_by_expert(rows, w13.mT, g), limit)
+            by_y = grad.index_select(0, g.token)
             weight = weights.flatten()[g.slot, None]
             _add_outer(grad_w2, by_y, (parts.act * weight).to(x.dtype), g)
             by_hidden = _by_expert(by_y, w2, g).float()
