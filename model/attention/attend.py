@@ -3,7 +3,8 @@
 Memory is bounded by a workspace, never by S: nothing of shape [heads, S, S] or [heads, S, groups]
 exists, and neither do the queries or the outputs of a whole sequence, heads * head_dim numbers a
 token (at the released sizes six times the hidden size, each). Backward rebuilds a tile's queries
-and probabilities from the saved latents, unless one tile takes all tokens: then it is kept. At a fixed window and top-k the cost is linear in tokens.
+and probabilities from the saved latents, unless one tile takes all tokens: then it is kept. At a
+fixed window and top-k the cost is linear in tokens.
 """
 
 from __future__ import annotations
