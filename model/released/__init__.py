@@ -1,0 +1,1 @@
+"""Released checkpoints: sharded safetensors in, quantised or plain, and out again."""
