@@ -101,12 +101,24 @@ def tokenizer_fits_model(data: DataConfig, model: ModelConfig) -> list[str]:
     return tokenizer_problems(data.tokenizer, model) if data.tokenizer else []
 
 
+def mapped_tables_fit_model(model: ModelConfig, data: DataConfig) -> list[str]:
+    if model.engram.store != "mapped":
+        return []
+    from data.tokenizer import load_token_map, tokenizer_problems
+    from model.engram.tables.source import table_problems
+
+    # A tokenizer with faults of its own has its own rule.
+    sound = data.tokenizer and not tokenizer_problems(data.tokenizer, model)
+    return table_problems(model, token_map=load_token_map(data.tokenizer) if sound else None)
+
+
 def model_fits_memory(model: ModelConfig, parallel: ParallelConfig) -> list[str]:
     """A lower bound only, from the parts that dominate; the system would kill us without a word."""
     experts = model.num_hidden_layers * model.n_routed_experts
     weights = 3 * experts * model.hidden_size * model.moe_intermediate_size
     weights += 2 * model.vocab_size * model.hidden_size
-    weights += sum(model.engram_num_embeddings) * model.engram_head_dim
+    if model.engram.store == "local":
+        weights += sum(model.engram_num_embeddings) * model.engram_head_dim
     needed = weights * BYTES_PER_WEIGHT
     present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed <= present:
@@ -127,5 +139,6 @@ RULES: tuple[Rule, ...] = (
     data_is_there,
     tables_have_their_sizes,
     tokenizer_fits_model,
+    mapped_tables_fit_model,
     model_fits_memory,
 )

@@ -77,7 +77,11 @@ def absolute(config: RunConfig) -> RunConfig:
     data = config.data
     tokenizer = data.tokenizer if data.tokenizer == "deepseek" else _absolute(data.tokenizer)
     data = replace(data, paths=tuple(_absolute(p) for p in data.paths), tokenizer=tokenizer)
-    return replace(config, data=data, runs_dir=_absolute(config.runs_dir))
+    engram = config.model.engram
+    if engram.path:
+        engram = replace(engram, path=_absolute(engram.path))
+    model = replace(config.model, engram=engram)
+    return replace(config, model=model, data=data, runs_dir=_absolute(config.runs_dir))
 
 
 def _absolute(path: str) -> str:

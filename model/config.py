@@ -49,13 +49,26 @@ class QatConfig:
 
 
 @dataclass(frozen=True)
+class EngramStoreConfig:
+    """Where the Engram tables live.
+
+    local: in memory, learning with the model. mapped: rows read by id out of the files at `path`
+    (a folder or file of safetensors, or a .gguf file), frozen.
+    """
+
+    store: Literal["local", "mapped"] = "local"
+    path: str = ""
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """One DeepSeek-V4.1 model, text and vision, under the released field names.
 
     `num_hidden_layers` may be smaller than the schedules cover: the first layers keep their roles
-    and sources past the end are ignored. `qat` and `workspace_mb` say how we run it; they are not
-    part of config.json. `carried` holds released entries that do not shape the backbone (the draft
-    heads' settings, library metadata) as (dotted path, JSON text), so that a file comes back whole.
+    and sources past the end are ignored. `qat`, `engram` and `workspace_mb` say how we run it; they
+    are not part of config.json. `carried` holds released entries that do not shape the backbone
+    (the draft heads' settings, library metadata) as (dotted path, JSON text), so that a file comes
+    back whole.
     """
 
     vocab_size: int
@@ -112,6 +125,7 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     vision: VisionConfig = field(default_factory=VisionConfig)
     qat: QatConfig = field(default_factory=QatConfig)
+    engram: EngramStoreConfig = field(default_factory=EngramStoreConfig)
     workspace_mb: int = 32
     carried: tuple[tuple[str, str], ...] = ()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from data.errors import DataError
+from model.engram.tables.table import BadTableError
 from trainer.checkpoint import DamagedCheckpointsError
 from trainer.disk import DiskError
 from trainer.exit_codes import ExitCode
@@ -15,7 +16,7 @@ from trainer.step import DivergedError
 def failure_outcome(error: BaseException, *, step: int) -> Outcome | None:
     """The outcome that `error` means, met after `step` finished steps; None if it is our bug."""
     match error:
-        case DataError():
+        case DataError() | BadTableError():
             return Outcome(ExitCode.BAD_DATA, "bad data", step, str(error))
         case DiskError(full=True):
             return Outcome(ExitCode.IO_ERROR, "disk full", step, str(error))

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model.engram.store import LocalStore
+from data.tokenizer import load_token_map
+from model.engram.mapped import MappedStore
+from model.engram.store import LocalStore, RowStore
 from model.init import init_weights
 from model.names import table_name
 from model.transformer import DeepseekV41
@@ -20,26 +22,25 @@ from trainer.table_optim import SparseAdam
 
 @dataclass(frozen=True)
 class Learner:
-    """Everything that a training step changes, and nothing else."""
+    """What a training step reads and changes. Frozen tables have no optimiser."""
 
     model: DeepseekV41
-    store: LocalStore
+    store: RowStore
     optimizer: AdamW
-    table_optimizer: SparseAdam
+    table_optimizer: SparseAdam | None
 
     def tensors(self) -> dict[str, Tensor]:
         """All live tensors by name, the whole of what a checkpoint must hold.
 
         Names begin with model/, adamw/, tables/ or table_adam/. Writing into them restores the
-        state, so they serve both saving and loading.
+        state, so they serve both saving and loading. Frozen tables stay in their files.
         """
-        tables = zip(self.store.layers, self.store.weight, strict=True)
-        parts = {
-            "model": self.model.state_dict(),
-            "adamw": optimizer_tensors(self.optimizer),
-            "tables": {table_name(layer): weight for layer, weight in tables},
-            "table_adam": self.table_optimizer.tensors(),
-        }
+        parts = {"model": self.model.state_dict(), "adamw": optimizer_tensors(self.optimizer)}
+        if isinstance(self.store, LocalStore):
+            tables = zip(self.store.layers, self.store.weight, strict=True)
+            parts["tables"] = {table_name(layer): weight for layer, weight in tables}
+        if self.table_optimizer is not None:
+            parts["table_adam"] = self.table_optimizer.tensors()
         return {
             f"{part}/{name}": tensor
             for part, tensors in parts.items()
@@ -51,16 +52,24 @@ def build_learner(config: TrainerConfig) -> Learner:
     """A freshly initialised model with its optimisers, a function of the configuration alone.
 
     With a mesh of several ranks the default process group must exist: the model is sharded over it.
+    ValueError lists what keeps mapped tables from being read.
     """
+    store: RowStore
+    if config.model.engram.store == "mapped":
+        store = MappedStore(config.model, token_map=load_token_map(config.data.tokenizer))
+    else:
+        store = LocalStore(config.model, seed=config.seed)
     model = DeepseekV41(config.model)
     init_weights(model, seed=config.seed, std=config.model.initializer_range)
     if config.parallel.world > 1:
         shard_model(model, config.parallel, dtype=getattr(torch, config.model.dtype))
-    store = LocalStore(config.model, seed=config.seed)
     optim = config.optim
+    tables = None
+    if isinstance(store, LocalStore):
+        tables = SparseAdam(store, beta1=optim.beta1, beta2=optim.beta2, eps=optim.eps)
     return Learner(
         model=model,
         store=store,
         optimizer=build_adamw(model, optim),
-        table_optimizer=SparseAdam(store, beta1=optim.beta1, beta2=optim.beta2, eps=optim.eps),
+        table_optimizer=tables,
     )

@@ -11,6 +11,8 @@ import torch
 
 from data.batch import Batch
 from data.loader import batches
+from model.engram.mapped import MappedStore
+from model.engram.store import RowStore
 from trainer.config import TrainerConfig
 from trainer.exit_codes import ExitCode
 from trainer.failures import failure_outcome
@@ -83,7 +85,7 @@ def run_steps(run: Run, stop: StopSignals) -> Outcome:
 def remaining_steps(run: Run) -> Generator[list[Batch], None, None]:
     """This rank's micro-batches of each step that is left."""
     train, state = run.config.train, run.state
-    yield from batches(
+    steps = batches(
         run.corpus.train,
         seed=run.config.seed,
         first_step=state.step,
@@ -94,6 +96,23 @@ def remaining_steps(run: Run) -> Generator[list[Batch], None, None]:
         ranks=run.ranks.world,
         workers=run.config.data.workers,
     )
+    with closing(steps):
+        yield from read_ahead(steps, run.learner.store)
+
+
+def read_ahead(steps: Iterator[list[Batch]], store: RowStore) -> Iterator[list[Batch]]:
+    """The same steps; a store of rows in files reads each step's rows while the one before it
+    computes. That takes the loader's batches one step early."""
+    if not isinstance(store, MappedStore):
+        yield from steps
+        return
+    present = next(steps, None)
+    while present is not None:
+        following = next(steps, None)
+        if following is not None:
+            store.read_ahead([batch.engram_rows for batch in following])
+        yield present
+        present = following
 
 
 def one_step(run: Run, stream: Iterator[list[Batch]]) -> None:

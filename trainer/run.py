@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from data.corpus import Corpus
 from trainer.checkpoint import Checkpoints
@@ -54,14 +54,16 @@ class Run:
         """Write the checkpoint of this step, unless it is there already."""
         if self.checkpoints.path(self.state.step).exists():
             return
+        state = replace(self.state, engram=self.learner.store.fingerprint())
         folder = self.checkpoints.save(
-            self.learner.tensors(), self.state, before_rename=self._sync_metrics
+            self.learner.tensors(), state, before_rename=self._sync_metrics
         )
         self.progress.say(f"step {self.state.step}: saved {folder}")
 
     def close(self) -> None:
-        """Release the terminal and the metrics file."""
+        """Release the terminal, the metrics file and the tables."""
         self.progress.close()
+        self.learner.store.close()
         if self.metrics is not None:
             self.metrics.close()
 

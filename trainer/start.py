@@ -48,6 +48,7 @@ def open_run(
     if resume and (newest := checkpoints.newest()):
         TrainState.read(newest).require_same_samples(state, folder=newest)
         state = checkpoints.load(newest, tensors)
+        state.require_same_tables(learner.store.fingerprint(), folder=newest)
         say(f"resuming after step {state.step} from {newest}")
     checkpoints.check_space(tensors, saves=_saves_left(config, state))
     metrics = None

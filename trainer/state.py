@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ class TrainState:
     """Plain data saved as trainer.json in each checkpoint.
 
     step: optimiser steps done. cursor: global index of the next pack. tokens_total: real tokens
-    seen. The other fields decide the order of samples: with another seed, step size, data set or
-    packing a run would go on with other samples in silence.
+    seen. engram: the fingerprint of the Engram tables, as a RowStore gives it. The other fields
+    decide the order of samples: with another seed, step size, data set or packing a run would go
+    on with other samples in silence.
     """
 
     seed: int
@@ -28,6 +29,7 @@ class TrainState:
     step: int = 0
     cursor: int = 0
     tokens_total: int = 0
+    engram: dict[str, Any] = field(default_factory=dict)
 
     def after_step(self, *, tokens: int) -> TrainState:
         """The state once one more step of `tokens` real tokens is done."""
@@ -72,3 +74,32 @@ class TrainState:
                 f"The documents are packed otherwise than when {folder} was written; restore "
                 "data.pack_length and data.holdout, or start a new run."
             )
+
+    def require_same_tables(self, now: dict[str, Any], *, folder: Path) -> None:
+        """Check that the Engram tables, read or restored, are those of this state.
+
+        Raises DataError that names both: other rows in the tables' files would change every
+        output, and nothing else would show it.
+        """
+        then = self.engram
+        if now["tables"] == then["tables"]:
+            return
+        if now["store"] == then["store"] == "local":
+            raise DataError(
+                f"The Engram tables restored from {folder} are not those that were saved in it; "
+                "restore the checkpoint's files, or remove it to go on from an older one."
+            )
+        raise DataError(
+            f"The Engram tables are not those that {folder} was trained with.\n"
+            f"  now:  {_tables(now)}\n  then: {_tables(then)}\n"
+            "Set model.engram.path to the files of then, or start a new run."
+        )
+
+
+def _tables(fingerprint: dict[str, Any]) -> str:
+    where = fingerprint.get("source", "the checkpoint's own")
+    listed = (
+        f"{t['name']} of {t['bytes']:,} bytes, sampled rows {t['sampled_rows'][:12]}"
+        for t in fingerprint["tables"]
+    )
+    return f"{where}: {'; '.join(listed)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -65,7 +66,8 @@ class StepResult:
     expert_counts: int64 [layers, 2, experts], text and image tokens given to each expert.
     balance_loss: unweighted, mean over layers and over documents weighted by their tokens, 1 when
     experts are evenly used; None when it is off. gate_mean: mean Engram gate over layers and real
-    tokens, None without Engram.
+    tokens, None without Engram. rows_waited: seconds that this rank waited for the step's Engram
+    rows.
     """
 
     loss: float | None
@@ -74,6 +76,7 @@ class StepResult:
     expert_counts: Tensor
     balance_loss: float | None
     gate_mean: float | None
+    rows_waited: float
 
 
 def train_step(
@@ -87,7 +90,9 @@ def train_step(
     DivergedError, on all ranks, before any weight changes.
     """
     tokens, router = TokenCounts.of(batches, ranks), settings.router
+    asked = time.perf_counter()
     window = learner.store.open_window([batch.engram_rows for batch in batches])
+    rows_waited = time.perf_counter() - asked
     sums = accumulate(
         learner, batches, window, tokens, balance_weight=router.balance_loss_weight, ranks=ranks
     )
@@ -97,7 +102,8 @@ def train_step(
     set_learning_rate(learner.optimizer, settings.lr)
     learner.optimizer.step()
     learner.optimizer.zero_grad()
-    learner.table_optimizer.step(tables.ids, tables.grads, lr=settings.table_lr)
+    if learner.table_optimizer is not None:
+        learner.table_optimizer.step(tables.ids, tables.grads, lr=settings.table_lr)
     balance_routers(learner.model, sums.experts, rate=router.bias_update_rate)
     return StepResult(
         loss=sums.loss / tokens.valid if tokens.valid else None,
@@ -106,6 +112,7 @@ def train_step(
         expert_counts=sums.experts,
         balance_loss=_balance_loss(sums, tokens, router),
         gate_mean=sums.gates / tokens.real if window.ids and tokens.real else None,
+        rows_waited=rows_waited,
     )
 
 

@@ -25,8 +25,11 @@ class TableGradients:
 def collect_table_gradients(window: Window, ranks: Ranks) -> TableGradients:
     """Sum the window's row gradients over the ranks, in rank order; each row appears once.
 
-    Only rows that some rank has read travel: 8 bytes an id and 4 * head_dim a gradient.
+    Only rows that some rank has read travel: 8 bytes an id and 4 * head_dim a gradient. Frozen
+    tables have none.
     """
+    if not window.grads:
+        return TableGradients([], [])
     if ranks.world == 1:
         return TableGradients(window.ids, window.grads)
     out = TableGradients([], [])

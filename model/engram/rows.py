@@ -18,7 +18,7 @@ class EngramRows:
 
     values: Tensor  # [U, head_dim], in the table's dtype
     inverse: Tensor  # [B, S, columns] int64: where each read's row stands in `values`
-    grad_buffer: Tensor  # [U, head_dim] fp32, added to by backward
+    grad_buffer: Tensor | None  # [U, head_dim] fp32, added to by backward
 
 
 def project_rows(rows: EngramRows, weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -43,8 +43,9 @@ class _ProjectRows(torch.autograd.Function):
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         (weight,) = ctx.saved_tensors
         rows: EngramRows = ctx.rows
-        by_row = (grad @ weight).view(-1, rows.grad_buffer.shape[1]).float()
-        rows.grad_buffer.index_add_(0, rows.inverse.flatten(), by_row)
+        if rows.grad_buffer is not None:
+            by_row = (grad @ weight).view(-1, rows.grad_buffer.shape[1]).float()
+            rows.grad_buffer.index_add_(0, rows.inverse.flatten(), by_row)
         return grad.t() @ _gathered(rows, weight.dtype), None
 
 

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from data.corpus import load_corpus
 from data.loader import batches
+from model.engram.store import LocalStore
 from trainer.config import TrainerConfig
 from trainer.gradients import gradient_norm, parameter_gradients
 from trainer.learner import Learner, build_learner
@@ -68,6 +69,7 @@ def first_gradient(config: TrainerConfig, ranks: Ranks) -> dict[str, object]:
     found: dict[str, object] = {
         name: whole(p.grad) for name, p in learner.model.named_parameters() if p.grad is not None
     }
+    assert isinstance(learner.store, LocalStore)
     for layer, (ids, grad) in enumerate(zip(tables.ids, tables.grads, strict=True)):
         dense = torch.zeros_like(learner.store.weight[layer])
         found[f"table {layer}"] = dense.index_copy_(0, ids, grad)

@@ -29,7 +29,7 @@ from trainer.metrics import read_metrics
 from trainer.ranks import Ranks
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-MEASURED = {"tokens_per_s", "rss_mb", "step_s", "data_wait_s"}
+MEASURED = {"tokens_per_s", "rss_mb", "step_s", "data_wait_s", "engram_wait_s"}
 
 WORKER = """
 import os, pickle, signal, sys

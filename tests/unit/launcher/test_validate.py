@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import DictConfig
+from safetensors.torch import save_file
 
 from launcher.problems import ConfigProblems
 from launcher.validate import validate
@@ -117,6 +119,27 @@ def test_another_tokenizer_is_refused_with_both_numbers(composed: Composed) -> N
     (told,) = [p for p in found if "Engram ids" in p]
     assert "323" in told
     assert "99,092" in told
+
+
+def test_mapped_tables_are_looked_at_before_anything_starts(
+    composed: Composed, tmp_path: Path, monkeypatch
+) -> None:
+    mapped = ("+experiment=tiny", "model.engram.store=mapped")
+    (found,) = problems(composed(*mapped))
+    assert found.startswith("model: engram.store=mapped needs engram.path")
+    (found,) = problems(composed(*mapped, "model.engram.path=/no/such/tables"))
+    assert found == "model.engram.path=/no/such/tables: there is no such file or folder"
+    (found,) = problems(composed("+experiment=tiny", "model.engram.path=x"))
+    assert "engram.path=x is not read by engram.store=local" in found
+    monkeypatch.chdir(tmp_path)
+    rows, dim = (120754, 121928), 16
+    tables = {
+        f"layers.{layer}.engram.embed.weight": torch.ones(count, dim, dtype=torch.bfloat16)
+        for layer, count in zip((1, 3), rows, strict=True)
+    }
+    save_file(tables, tmp_path / "model.safetensors")
+    config = validate(composed(*mapped, "model.engram.path=model.safetensors"), environ={})
+    assert config.model.engram.path == str(tmp_path / "model.safetensors")
 
 
 def test_an_experiment_without_its_package_line(composed: Composed, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from trainer.outcome import Outcome
 from trainer.ranks import Ranks
 from trainer.state import TrainState
 
-MEASURED = {"tokens_per_s", "rss_mb", "step_s", "data_wait_s"}
+MEASURED = {"tokens_per_s", "rss_mb", "step_s", "data_wait_s", "engram_wait_s"}
 
 
 def train(config, run_dir, *, attempt=1, resume=False, say=None):

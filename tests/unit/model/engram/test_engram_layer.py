@@ -69,6 +69,7 @@ def test_values_and_every_gradient(make_config: Callable, relative: Callable) ->
     assert relative(found, wanted) < 2e-6
     assert float(mean) == pytest.approx(float(gates[alive].mean().detach()), rel=1e-5)
     assert mean.dtype == torch.float32 and not mean.requires_grad
+    assert rows.grad_buffer is not None
     for one, other in zip([*got, rows.grad_buffer], exact, strict=True):
         assert relative(one, other) < 1e-4
     # Both signs of the gate were at work.
@@ -83,7 +84,7 @@ def test_dead_tokens_are_unchanged_and_give_no_gradient(make_config: Callable) -
     assert float(mean) == 0.0
     found.sum().backward()
     assert x.grad is not None and torch.equal(x.grad, torch.ones_like(x))
-    assert not rows.grad_buffer.any()
+    assert rows.grad_buffer is not None and not rows.grad_buffer.any()
     assert all(p.grad is not None and not p.grad.any() for p in own.parameters())
 
 
@@ -106,7 +107,6 @@ def test_the_gate_never_comes_nearer_to_a_half_than_its_clamp(make_config: Calla
     torch.testing.assert_close(
         gate_of(), torch.where(signs > 0, small, 1 - small), rtol=0, atol=2e-6
     )
-    rows.grad_buffer.zero_()
     found, _ = own(x, rows, alive)
     # In the clamp the gate is constant: only the residual path passes a gradient to x.
     (grad,) = torch.autograd.grad(found.sum(), x)
@@ -145,7 +145,7 @@ def test_two_thousand_bf16_ones_add_up_to_2000() -> None:
     out = project_rows(rows, weight, torch.bfloat16)
     assert out.dtype == torch.bfloat16
     out.backward(torch.ones(2000, 1, dtype=torch.bfloat16))
-    assert rows.grad_buffer.tolist() == [[2000.0]]
+    assert rows.grad_buffer is not None and rows.grad_buffer.tolist() == [[2000.0]]
 
 
 def test_the_buffer_has_the_same_bits_on_one_and_two_threads(two_threads: None) -> None:
@@ -157,8 +157,21 @@ def test_the_buffer_has_the_same_bits_on_one_and_two_threads(two_threads: None) 
         torch.set_num_threads(threads)
         rows = some_rows(3000, distinct=5)
         project_rows(rows, weight, torch.float32).backward(grad)
+        assert rows.grad_buffer is not None
         buffers.append(rows.grad_buffer)
     assert torch.equal(buffers[0], buffers[1]) and torch.equal(buffers[0], buffers[2])
+
+
+def test_frozen_rows_leave_every_other_gradient_as_it_is() -> None:
+    learning = some_rows(12)
+    frozen = EngramRows(learning.values, learning.inverse, None)
+    generator = torch.Generator().manual_seed(7)
+    weight = torch.randn(5, COLUMNS * DIM, generator=generator, requires_grad=True)
+    grads = []
+    for rows in (learning, frozen):
+        out = project_rows(rows, weight, torch.float32)
+        grads += torch.autograd.grad(out.square().sum(), weight)
+    assert torch.equal(*grads)
 
 
 def test_the_concatenated_rows_are_not_kept() -> None:

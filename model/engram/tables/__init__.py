@@ -1,0 +1,1 @@
+"""Engram tables in files: released safetensors or GGUF, read by row id."""
