@@ -26,15 +26,17 @@ class BlockOutput(NamedTuple):
     expert_counts: Tensor  # [2, E] int64, tokens of text and of images
     engram_gate_mean: Tensor | None  # fp32 scalar
     balance_loss: Tensor | None  # fp32 scalar, see `balance_sum`
+    index_loss: Tensor | None  # fp32 scalar, see `selection_divergence`
+    index_recall: Tensor | None  # fp32 [2], see `selection_recall`
 
 
 class Block(nn.Module):
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int, *, distill: bool = False) -> None:
         super().__init__()
         self.engram = Engram(config) if layer in config.engram_layers else None
         self.hc_attn = HyperConnection(config)
         self.attn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.attn = CSAttention(config, layer)
+        self.attn = CSAttention(config, layer, distill=distill)
         self.hc_ffn = HyperConnection(config)
         self.ffn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.ffn = MoE(config)
@@ -56,7 +58,7 @@ class Block(nn.Module):
         with rebuilding(lambda: self._read(streams, pre, self.attn_norm)) as cheap:
             mix = self.hc_attn(streams)
             x = cheap(self.attn_norm(cheap(read(streams, pre))))
-            y, published = self.attn(x, context, shared)
+            y, published, index_loss, index_recall = self.attn(x, context, shared)
         middle = expand(y, streams, mix)
 
         def make() -> list[Tensor]:
@@ -68,7 +70,16 @@ class Block(nn.Module):
             x = cheap(self.ffn_norm(cheap(read(middle, mix.pre))))
             ffn = self.ffn(x, layout.live, layout.image, context.documents)
             out = expand(ffn.y, middle, mix_ffn)
-        return BlockOutput(out, mix_ffn.pre, published, ffn.counts, gate_mean, ffn.balance)
+        return BlockOutput(
+            streams=out,
+            pre=mix_ffn.pre,
+            published=published,
+            expert_counts=ffn.counts,
+            engram_gate_mean=gate_mean,
+            balance_loss=ffn.balance,
+            index_loss=index_loss,
+            index_recall=index_recall,
+        )
 
     def _read(self, streams: Tensor, pre: Tensor, norm: RMSNorm) -> list[Tensor]:
         x = read(streams, pre)

@@ -25,6 +25,8 @@ class ForwardOutput(NamedTuple):
     expert_counts: Tensor  # [L, 2, E] int64, routed tokens of text and of images
     engram_gate_mean: Tensor  # [Engram layers] fp32, over live text tokens
     balance_loss: Tensor | None = None  # fp32 scalar, `balance_sum` over all layers
+    index_loss: Tensor | None = None  # fp32 scalar: divergence, summed over layers and queries
+    index_recall: Tensor | None = None  # fp32 [2]: shares summed over layers, queries measured
 
 
 class Head(nn.Module):
@@ -48,19 +50,24 @@ class DeepseekV41(nn.Module):
 
     forward takes [B, S] inputs; S need not be a multiple of the alignment, rows are widened with
     padding inside. `engram` holds one EngramRows for each Engram layer, in layer order. `balance`
-    asks for the experts' balance loss.
+    asks for the experts' balance loss, `recall` for index_recall.
+
+    The indexer has no gradient from the language-model loss. With `distill` it learns from
+    index_loss, which a forward without gradients does not compute; otherwise it is frozen.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, *, distill: bool = False) -> None:
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config, n) for n in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            Block(config, n, distill=distill) for n in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.head = Head(config)
         for name, parameter in self.named_parameters():
-            if ".indexer." in name:  # the choice of entries carries no gradient
-                parameter.requires_grad_(False)
+            if ".indexer." in name:
+                parameter.requires_grad_(distill)
 
     def forward(
         self,
@@ -69,6 +76,7 @@ class DeepseekV41(nn.Module):
         engram: list[EngramRows],
         labels: Tensor | None = None,
         balance: bool = False,
+        recall: bool = False,
     ) -> ForwardOutput:
         c = self.config
         rows, columns = inputs.input_ids.shape
@@ -81,6 +89,7 @@ class DeepseekV41(nn.Module):
             yarn_frequencies(c).to(wide.input_ids.device),
             c.active_ratios,
             balance=balance,
+            recall=recall,
         )
         hidden, out = self._run_layers(wide.input_ids.flatten(), context, engram)
         if labels is None:
@@ -97,7 +106,8 @@ class DeepseekV41(nn.Module):
         pre = F.one_hot(ids.new_zeros(ids.shape), c.hc_mult).float()
         row_of = dict(zip(c.engram_layers, engram, strict=True))
         shared: SharedKV | None = None
-        counts, gates, balances = [], [], []
+        counts, gates = [], []
+        balances, index_losses, recalls = [], [], []
         for n, layer in enumerate(self.layers):
             out = layer(streams, pre, context, shared, row_of.get(n))
             streams, pre = out.streams, out.pre
@@ -107,6 +117,10 @@ class DeepseekV41(nn.Module):
                 gates.append(out.engram_gate_mean)
             if out.balance_loss is not None:
                 balances.append(out.balance_loss)
+            if out.index_loss is not None:
+                index_losses.append(out.index_loss)
+            if out.index_recall is not None:
+                recalls.append(out.index_recall)
         hidden = self.norm(read(streams, pre))
         return hidden, ForwardOutput(
             loss_sum=None,
@@ -114,6 +128,8 @@ class DeepseekV41(nn.Module):
             expert_counts=torch.stack(counts),
             engram_gate_mean=torch.stack(gates) if gates else hidden.new_zeros(0),
             balance_loss=torch.stack(balances).sum() if balances else None,
+            index_loss=torch.stack(index_losses).sum() if index_losses else None,
+            index_recall=torch.stack(recalls).sum(0) if recalls else None,
         )
 
 

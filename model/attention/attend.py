@@ -38,7 +38,8 @@ def attend(
     entries: Tensor | None,
     selected: Tensor | None,
     settings: AttentionSettings,
-) -> Tensor:
+    with_mass: bool = False,
+) -> tuple[Tensor, Tensor | None]:
     """Attention over window keys, selected entries and a sink, in one softmax of scale d^-1/2.
 
     q_latent [T, q_lora] with wq_b [H*d, q_lora] gives the queries, rotated by turn [T, rope/2]
@@ -46,35 +47,45 @@ def attend(
     denominator only. start [T] int64 is the first flat index a query may look at, t + 1 where it
     may look at nothing (its output is 0). entries [G, d] with selected [T, K] int64, -1 where
     absent, or both None. Outputs are rotated back and go through wo_a [groups * o_lora, H*d/groups]
-    group by group. Returns [T, groups * o_lora] in q_latent's dtype.
+    group by group. Returns [T, groups * o_lora] in q_latent's dtype and, `with_mass`, the sum over
+    heads of each selected entry's probability: [T, K] fp32, 0 where absent, without gradient.
     """
-    return _Attend.apply(q_latent, wq_b, wo_a, kv, sink, entries, turn, start, selected, settings)
+    fixed = turn, start, selected, settings, with_mass
+    return _Attend.apply(q_latent, wq_b, wo_a, kv, sink, entries, *fixed)  # pyright: ignore
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q_latent, wq_b, wo_a, kv, sink, entries, turn, start, selected, settings):  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        ctx, q_latent, wq_b, wo_a, kv, sink, entries, turn, start, selected, settings, with_mass
+    ):
         keys = Keys.of(kv, start, sink, entries, selected, settings.window)
         out = q_latent.new_empty(q_latent.shape[0], wo_a.shape[0])
         log_sum = sink.new_empty(q_latent.shape[0], settings.heads, 1, dtype=torch.float32)
+        mass = sink.new_empty(selected.shape, dtype=torch.float32) if with_mass else None
         ctx.kept = None
         for low, high in keys.tiles(settings.heads, settings.workspace_bytes):
             here = turn[low:high]
-            tile = Tile(keys, _queries(q_latent[low:high], wq_b, here, settings), low)
+            tile = Tile(keys, queries(q_latent[low:high], wq_b, here, settings), low)
             log_sum[low:high] = tile.log_sum[: high - low]
             output = tile.output()
             seen = turned(output.to(q_latent.dtype), here.conj())
             out[low:high] = _grouped(seen, wo_a, settings)
+            if mass is not None:
+                mass[low:high] = tile.mass()
             if high - low == len(q_latent):
                 ctx.kept = tile, output
         ctx.settings = settings
         ctx.save_for_backward(
             q_latent, wq_b, wo_a, kv, sink, entries, turn, start, selected, log_sum
         )
-        return out
+        ctx.set_materialize_grads(False)
+        if mass is not None:
+            ctx.mark_non_differentiable(mass)
+        return out, mass
 
     @staticmethod
-    def backward(ctx, grad):  # type: ignore[override]
+    def backward(ctx, grad, _):  # type: ignore[override]
         q_latent, wq_b, wo_a, kv, sink, entries, turn, start, selected, log_sum = ctx.saved_tensors
         settings, kind = ctx.settings, q_latent.dtype
         keys = Keys.of(kv, start, sink, entries, selected, settings.window)
@@ -89,7 +100,7 @@ class _Attend(torch.autograd.Function):
                 tile, output = ctx.kept
                 tile.settle()
             else:
-                q = _queries(q_latent[low:high], wq_b, here, settings)
+                q = queries(q_latent[low:high], wq_b, here, settings)
                 tile = Tile(keys, q, low, log_sum[low:high])
                 output = tile.output()
             seen = _by_group(turned(output.to(kind), here.conj()), settings)
@@ -104,10 +115,11 @@ class _Attend(torch.autograd.Function):
         near = into.near[settings.window - 1 :][: kv.shape[0]].to(kv.dtype)
         far = None if into.entries is None else into.entries.to(entries.dtype)
         by_weight = grad_wq_b.to(wq_b.dtype), grad_wo_a.to(wo_a.dtype)
-        return grad_latent, *by_weight, near, into.sink.to(sink.dtype), far, *[None] * 4
+        return grad_latent, *by_weight, near, into.sink.to(sink.dtype), far, *[None] * 5
 
 
-def _queries(latent: Tensor, wq_b: Tensor, turn: Tensor, settings: AttentionSettings) -> Tensor:
+def queries(latent: Tensor, wq_b: Tensor, turn: Tensor, settings: AttentionSettings) -> Tensor:
+    """Rotated queries [Q, H, d] of some tokens, in latent's dtype; no gradient passes."""
     return turn_((latent @ wq_b.t()).unflatten(-1, (settings.heads, -1)), turn)
 
 

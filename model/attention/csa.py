@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from model.attention.attend import AttentionSettings, attend
 from model.attention.compressor import Compressor
+from model.attention.distillation import selection_divergence
 from model.attention.indexer import Candidates, Indexer
+from model.attention.recall import selection_recall
 from model.config import ModelConfig
 from model.layout import Documents, Layout, VisibleRange
 from model.norm import RMSNorm
@@ -33,6 +35,7 @@ class AttentionContext:
     yarn: Tensor  # [T, rope_dim / 2] complex64, every other layer
     visible: dict[int, VisibleRange]  # by ratio
     documents: Documents | None = None  # when the experts' balance loss is wanted
+    recall: bool = False  # whether layers whose indexer learns measure its recall
 
     @classmethod
     def of(
@@ -43,6 +46,7 @@ class AttentionContext:
         ratios: tuple[int, ...],
         *,
         balance: bool = False,
+        recall: bool = False,
     ) -> AttentionContext:
         return cls(
             layout=layout,
@@ -50,6 +54,7 @@ class AttentionContext:
             yarn=rotation(yarn, layout.position),
             visible={r: layout.visible(r) for r in ratios},
             documents=layout.documents() if balance else None,
+            recall=recall,
         )
 
 
@@ -57,16 +62,27 @@ class SharedKV(NamedTuple):
     """What the latest sources published. Tensors of all micro-batch rows, entries flat."""
 
     entries: Tensor  # [G, head_dim] compressed KV; carries gradient
-    keys: Tensor  # [G, index_head_dim]
+    keys: Tensor  # [G, index_head_dim]; carries gradient when the indexer learns
     selected: Tensor  # [T, index_topk] int64, -1 where absent
     candidates: Candidates | None
 
 
-class CSAttention(nn.Module):
-    """One layer's attention over x [T, D] -> (output [T, D], what it publishes or None)."""
+class AttentionOutput(NamedTuple):
+    y: Tensor  # [T, D]
+    published: SharedKV | None
+    index_loss: Tensor | None  # fp32 scalar, see `selection_divergence`
+    index_recall: Tensor | None  # fp32 [2], see `selection_recall`
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+
+class CSAttention(nn.Module):
+    """One layer's attention over x [T, D].
+
+    `distill`: an index source's scores learn, in training, from what its attention looks at.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, *, distill: bool = False) -> None:
         super().__init__()
+        self.distill = distill
         self.role = config.role(layer)
         self.ratio = config.ratio(layer)
         self.makes_candidates = layer == config.candidate_source_layer_id
@@ -96,16 +112,17 @@ class CSAttention(nn.Module):
 
     def forward(
         self, x: Tensor, context: AttentionContext, shared: SharedKV | None
-    ) -> tuple[Tensor, SharedKV | None]:
+    ) -> AttentionOutput:
         turn = context.yarn if self.ratio else context.plain
         q_latent = self.q_norm(self.wq_a(x))
         kv = rotate(self.kv_norm(self.wkv(x)), turn)
         if self.qat.window_fp8:
             kv = fp8_fake_quant(kv)
-        published = None
+        published, queries = None, None
         if self.role in ("source", "reindex"):
-            shared = published = self._publish(x, q_latent, context, shared)
-        out = attend(
+            published, queries = self._publish(x, q_latent, context, shared)
+            shared = published
+        out, mass = attend(
             q_latent,
             self.wq_b.weight,
             self.wo_a.weight,
@@ -116,12 +133,26 @@ class CSAttention(nn.Module):
             entries=shared.entries if shared and self.ratio else None,
             selected=shared.selected if shared and self.ratio else None,
             settings=self.settings,
+            with_mass=self.distill and published is not None and torch.is_grad_enabled(),
         )
-        return self.wo_b(out), published
+        loss = recall = None
+        if mass is not None:
+            assert published is not None and queries is not None
+            loss = selection_divergence(
+                *queries,
+                published.keys,
+                published.selected,
+                mass,
+                workspace_bytes=self.settings.workspace_bytes,
+            )
+            if context.recall:
+                recall = self._recall(q_latent, kv, context, published)
+        return AttentionOutput(self.wo_b(out), published, loss, recall)
 
     def _publish(
         self, x: Tensor, q_latent: Tensor, context: AttentionContext, shared: SharedKV | None
-    ) -> SharedKV:
+    ) -> tuple[SharedKV, tuple[Tensor, Tensor]]:
+        """What later layers read, and the index queries and head weights that selected."""
         seen = context.visible[self.ratio]
         # The entry of group g stands at position g * ratio of its document.
         group_turn = context.yarn[:: self.ratio]
@@ -130,14 +161,13 @@ class CSAttention(nn.Module):
             entries = rotate(latent, group_turn)
             if self.qat.main_fp4:
                 entries = nvfp4_fake_quant(entries)
-            with torch.no_grad():
-                keys = self.indexer.keys(latent, group_turn)
+            keys = self.indexer.keys(latent.detach(), group_turn)
             pool = None
         else:
             assert shared is not None, "a reindexing layer follows a KV source"
             entries, keys, pool = shared.entries, shared.keys, shared.candidates
+        q, weights = self.indexer.queries(x.detach(), q_latent.detach(), context.yarn)
         with torch.no_grad():
-            q, weights = self.indexer.queries(x, q_latent, context.yarn)
             selected, made = self.indexer.select(
                 q,
                 weights,
@@ -146,7 +176,24 @@ class CSAttention(nn.Module):
                 pool=pool if self.uses_candidates else None,
                 origin=self._origin(context) if self.makes_candidates else None,
             )
-        return SharedKV(entries, keys, selected, made if self.makes_candidates else pool)
+        pool = made if self.makes_candidates else pool
+        return SharedKV(entries, keys, selected, pool), (q, weights)
+
+    def _recall(
+        self, q_latent: Tensor, kv: Tensor, context: AttentionContext, published: SharedKV
+    ) -> Tensor:
+        return selection_recall(
+            q_latent,
+            self.wq_b.weight,
+            kv,
+            self.attn_sink,
+            turn=context.yarn,
+            start=context.layout.start,
+            entries=published.entries,
+            selected=published.selected,
+            seen=context.visible[self.ratio],
+            settings=self.settings,
+        )
 
     def _origin(self, context: AttentionContext) -> Tensor:
         """[G] the first entry of each entry's own document (itself on padding)."""

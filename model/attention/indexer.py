@@ -89,7 +89,7 @@ class Indexer(nn.Module):
                 entry = pool.entries(low, high, seen.high[low:high])
                 near = keys.index_select(0, entry.clamp_min(0).flatten())
                 near = near.view(*entry.shape, self.dim)
-                scores = _weighted(torch.bmm(q[low:high], near.mT), weights[low:high])
+                scores = weighted(torch.bmm(q[low:high], near.mT), weights[low:high])
                 scores = scores.masked_fill_(entry < 0, -torch.inf)
                 # Absent entries repeat a position, but at -inf they are never chosen.
                 out[low:high] = chosen_positions(scores, entry.clamp_min(0), self.topk)
@@ -167,7 +167,7 @@ class Indexer(nn.Module):
         stretch = self.workspace_bytes // (2 * size * q.shape[0] * self.heads)
         flat = q.flatten(0, 1)
         parts = [
-            _weighted((flat @ part.t()).unflatten(0, q.shape[:2]), weights)
+            weighted((flat @ part.t()).unflatten(0, q.shape[:2]), weights)
             for part in keys.split(max(stretch, 1))
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
@@ -182,6 +182,6 @@ class Indexer(nn.Module):
         return mxfp4_fake_quant(x) if self.quantised else x
 
 
-def _weighted(products: Tensor, weights: Tensor) -> Tensor:
+def weighted(products: Tensor, weights: Tensor) -> Tensor:
     """sum_h w_h * relu(products_h): [Q, heads, n] and [Q, heads] -> [Q, n]."""
     return products.relu_().mul_(weights[..., None]).sum(1)

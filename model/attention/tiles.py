@@ -150,6 +150,11 @@ class Tile:
         out = self._mixed(self.near, self.far, 1.0)
         return (out if self.sum is None else out.div_(self.sum))[: self.size]
 
+    def mass(self) -> Tensor:
+        """What all heads together give each selected entry, [Q, K] fp32; 0 where absent."""
+        assert self.far is not None and self.sum is not None
+        return torch.bmm(self.sum.reciprocal().mT, self.far)[: self.size, 0]
+
     def backward(self, grad: Tensor, output: Tensor, into: KeyGradients) -> Tensor:
         """The queries' gradient [Q, H, d] fp32 for that of `output`; adds the keys' to `into`.
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -77,9 +78,11 @@ class Rig:
     rounding of the dot product into a thousandth of the gradient, and hides what a test looks for.
     """
 
-    def __init__(self, config: ModelConfig, seed: int = 0, *, steady: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, seed: int = 0, *, steady: bool = False, **options: Any
+    ) -> None:
         self.config = config
-        self.model = DeepseekV41(config)
+        self.model = DeepseekV41(config, **options)
         init_weights(self.model, seed=seed, std=0.15)
         generator = torch.Generator().manual_seed(seed + 1)
         with torch.no_grad():
@@ -152,7 +155,7 @@ class Rig:
 
 @pytest.fixture(scope="session")
 def make_rig() -> Callable[..., Rig]:
-    """make_rig(config, seed=0, steady=False) -> a model and its tables."""
+    """make_rig(config, seed=0, steady=False, **the model's own) -> a model and its tables."""
     return Rig
 
 

@@ -69,7 +69,7 @@ def fast(p: Problem, *, window: int, workspace: int) -> Tensor:
     settings = AttentionSettings(
         heads=HEADS, window=window, groups=GROUPS, workspace_bytes=workspace
     )
-    return attend(
+    out, mass = attend(
         p.q_latent,
         p.wq_b,
         p.wo_a,
@@ -81,6 +81,8 @@ def fast(p: Problem, *, window: int, workspace: int) -> Tensor:
         selected=p.selected,
         settings=settings,
     )
+    assert mass is None
+    return out
 
 
 def turn_pairs(x: Tensor, angles: Tensor, sign: int) -> Tensor:
