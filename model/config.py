@@ -53,7 +53,7 @@ class EngramStoreConfig:
     """Where the Engram tables live.
 
     local: in memory, learning with the model. mapped: rows read by id out of the files at `path`
-    (a folder or file of safetensors, or a .gguf file), frozen.
+    (a folder of safetensors, or a .gguf file), frozen.
     """
 
     store: Literal["local", "mapped"] = "local"

@@ -138,7 +138,7 @@ def _engram(c: ModelConfig) -> list[str]:
         out.append(f"engram.store={c.engram.store} is unknown; use local or mapped")
     elif c.engram.store == "mapped" and not c.engram.path:
         out.append(
-            "engram.store=mapped needs engram.path: a folder or file of safetensors, or a .gguf"
+            "engram.store=mapped needs engram.path: a folder of safetensors, or a .gguf file"
         )
     elif c.engram.store == "mapped" and not c.engram_layers:
         out.append("engram.store=mapped, but this model has no Engram layer; use store=local")

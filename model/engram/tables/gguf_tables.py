@@ -69,6 +69,29 @@ class GgufFile:
         return cls(files[0], keys, tensors)
 
 
+def find_tables(
+    path: Path, config: ModelConfig, token_map: np.ndarray | None
+) -> tuple[list[Table], list[str]]:
+    """The tables of config.engram_layers, or everything wrong with them and their hash.
+
+    ValueError when a file is missing or is no GGUF file.
+    """
+    file = GgufFile.open(path)
+    found = hash_problems(file, config, token_map)
+    tables = []
+    for layer, rows in zip(config.engram_layers, config.engram_num_embeddings, strict=False):
+        table, problems = _find_table(
+            file,
+            layer,
+            shape=(rows, config.engram_head_dim),
+            dtype=getattr(torch, config.dtype),
+        )
+        found += problems
+        if table is not None:
+            tables.append(table)
+    return tables, found
+
+
 def hash_problems(file: GgufFile, config: ModelConfig, token_map: np.ndarray | None) -> list[str]:
     """Where the file's geometry or hash constants differ from this model's; empty when they agree.
 
@@ -107,17 +130,17 @@ def hash_problems(file: GgufFile, config: ModelConfig, token_map: np.ndarray | N
     return found
 
 
-def find_table(
-    file: GgufFile, layer: int, *, rows: int, dim: int, dtype: torch.dtype
+def _find_table(
+    file: GgufFile, layer: int, *, shape: tuple[int, int], dtype: torch.dtype
 ) -> tuple[Table | None, list[str]]:
-    """Layer `layer`'s table [rows, dim], decoded to `dtype`, or everything wrong with it."""
+    """Layer `layer`'s table of this shape, decoded to `dtype`, or what is wrong with it."""
+    rows, dim = shape
     name = f"blk.{layer}.engram_embd.weight"
     entry = file.tensors.get(name)
     if entry is None:
         return None, [f"{file.path} does not hold {name}"]
     if entry.shape != (dim, rows):
-        shape = " x ".join(f"{size:,}" for size in reversed(entry.shape))
-        return None, [f"{name} is {shape}, not {rows:,} x {dim:,} as this model needs"]
+        return None, [f"{name} has shape {list(reversed(entry.shape))}, not {list(shape)}"]
     try:
         part = MappedRows(
             entry.path, offset=entry.offset, rows=rows, row_bytes=entry.nbytes // rows

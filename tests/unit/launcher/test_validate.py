@@ -138,8 +138,8 @@ def test_mapped_tables_are_looked_at_before_anything_starts(
         for layer, count in zip((1, 3), rows, strict=True)
     }
     save_file(tables, tmp_path / "model.safetensors")
-    config = validate(composed(*mapped, "model.engram.path=model.safetensors"), environ={})
-    assert config.model.engram.path == str(tmp_path / "model.safetensors")
+    config = validate(composed(*mapped, "model.engram.path=."), environ={})
+    assert config.model.engram.path == str(tmp_path)
 
 
 def test_an_experiment_without_its_package_line(composed: Composed, tmp_path: Path) -> None:

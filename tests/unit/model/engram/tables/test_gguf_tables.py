@@ -120,7 +120,7 @@ def test_another_shape_and_broken_files_are_named(
     wider = files.read_by(engram_head_dim=512)
     found = table_problems(wider, token_map=token_map)
     assert any("key_length is 256, this model's 512" in p for p in found)
-    assert any(f"{TABLE} is 384 x 256, not 384 x 512" in p for p in found)
+    assert any(f"{TABLE} has shape [384, 256], not [384, 512]" in p for p in found)
     whole = files.path.read_bytes()
     for content in (whole[:5000], b"GGUF", b"not a gguf file at all"):
         files.path.write_bytes(content)
