@@ -7,13 +7,14 @@ import hashlib
 import torch
 from torch import Tensor, nn
 
-ONES = ("norm.weight", "q_weight", "k_weight", ".scale")
-ZEROS = ("attn_sink", ".base")
+ONES = ("norm.weight", "norm1.weight", "norm2.weight", "q_weight", "k_weight", ".scale")
+ZEROS = ("attn_sink", ".base", ".bias")
 
 
 @torch.no_grad()
 def init_weights(model: nn.Module, *, seed: int, std: float) -> None:
-    """Matrices normal with deviation `std`, norms and scales 1, sinks, bases and biases 0.
+    """Matrices and image delimiters normal with deviation `std`, norms and scales 1, sinks, bases
+    and biases 0.
 
     Every parameter draws from a generator of its own, keyed by (seed, name): no parameter's values
     depend on which others exist or on the order they come in.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -11,18 +11,32 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class Images:
+    """The images of a micro-batch, in the row-major order of their spans over [B, S].
+
+    patches [P, 3 * patch_size^2]: channel first inside a patch, patches of an image row by row,
+    one image after another. grids [n, 2] int64: patch rows and columns of each image.
+    """
+
+    patches: Tensor
+    grids: Tensor
+
+
+@dataclass(frozen=True)
 class ModelInputs:
     """One micro-batch as the loader makes it; every tensor is [B, S].
 
     `seq_ids` counts documents 1, 2, ... inside a row and is 0 on padding; `position_ids` restart in
     every document; documents start at multiples of the model's alignment; `token_types` is -1 on
-    text, and 0..3 inside image spans (start, image, newline, end).
+    text, and 0..3 inside image spans (start, image, newline, end). The image tokens take what the
+    tower makes of `images`, in order; None when there is no span.
     """
 
     input_ids: Tensor
     seq_ids: Tensor
     position_ids: Tensor
     token_types: Tensor
+    images: Images | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +101,8 @@ def pad_rows(inputs: ModelInputs, width: int, *, pad_token_id: int) -> ModelInpu
     extra = width - inputs.input_ids.shape[1]
     if extra == 0:
         return inputs
-    return ModelInputs(
+    return replace(
+        inputs,
         input_ids=F.pad(inputs.input_ids, (0, extra), value=pad_token_id),
         seq_ids=F.pad(inputs.seq_ids, (0, extra)),
         position_ids=F.pad(inputs.position_ids, (0, extra)),

@@ -1,4 +1,4 @@
-"""The whole text model: embedding, layers over M streams, fp32 head and loss."""
+"""The whole model: embedding, images, layers over M streams, fp32 head and loss."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from model.layout import Layout, ModelInputs, pad_rows
 from model.loss import cross_entropy_sum
 from model.norm import RMSNorm
 from model.rope import plain_frequencies, yarn_frequencies
+from model.vision.aligner import Aligner
+from model.vision.spans import END, NEWLINE, START, blank_image, fill_spans, require_sound
+from model.vision.tower import VisionTower
 
 
 class ForwardOutput(NamedTuple):
@@ -50,7 +53,8 @@ class DeepseekV41(nn.Module):
 
     forward takes [B, S] inputs; S need not be a multiple of the alignment, rows are widened with
     padding inside. `engram` holds one EngramRows for each Engram layer, in layer order. `balance`
-    asks for the experts' balance loss, `recall` for index_recall.
+    asks for the experts' balance loss, `recall` for index_recall. ValueError for images that do not
+    fit the inputs' spans, or that a model without a tower is given.
 
     The indexer has no gradient from the language-model loss. With `distill` it learns from
     index_loss, which a forward without gradients does not compute; otherwise it is frozen.
@@ -65,6 +69,13 @@ class DeepseekV41(nn.Module):
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.head = Head(config)
+        self.vision = self.aligner = None
+        if config.vision.num_hidden_layers:
+            self.vision = VisionTower(config.vision)
+            self.aligner = Aligner(config)
+            self.image_start = nn.Parameter(torch.empty(config.hidden_size))
+            self.image_newline = nn.Parameter(torch.empty(config.hidden_size))
+            self.image_end = nn.Parameter(torch.empty(config.hidden_size))
         for name, parameter in self.named_parameters():
             if ".indexer." in name:
                 parameter.requires_grad_(distill)
@@ -91,19 +102,44 @@ class DeepseekV41(nn.Module):
             balance=balance,
             recall=recall,
         )
-        hidden, out = self._run_layers(wide.input_ids.flatten(), context, engram)
+        hidden, out = self._run_layers(self._embed(wide), context, engram)
         if labels is None:
             logits = self.head(hidden, None).unflatten(0, (rows, width))[:, :columns]
             return out._replace(logits=logits)
         flat = F.pad(labels, (0, width - columns), value=-100).flatten()
         return out._replace(loss_sum=self.head(hidden, flat))
 
+    def _embed(self, inputs: ModelInputs) -> Tensor:
+        """[T, D]: token embeddings, those of image spans replaced by what stands there."""
+        x = self.embed(inputs.input_ids.flatten())
+        images, vision = inputs.images, self.config.vision
+        if self.vision is None or self.aligner is None:
+            if images is not None:
+                raise ValueError(
+                    "this model was given images but has no vision tower: "
+                    "set vision.num_hidden_layers above 0, or leave the images out"
+                )
+            return x
+        if images is not None:
+            require_sound(images, vision)
+            features = self.aligner(self.vision(images.patches, images.grids), images.grids)
+        elif self.training:
+            # Another rank may have images: all must run the same sharded modules, or their
+            # collectives never meet. It also keeps a zero gradient from being none at all.
+            blank = blank_image(vision, device=x.device)
+            features = self.aligner(self.vision(blank.patches, blank.grids), blank.grids)[:0]
+        else:
+            features = x[:0]
+        delimiters = {START: self.image_start, NEWLINE: self.image_newline, END: self.image_end}
+        return fill_spans(x, inputs.token_types.flatten(), features, delimiters)
+
     def _run_layers(
-        self, ids: Tensor, context: AttentionContext, engram: list[EngramRows]
+        self, x: Tensor, context: AttentionContext, engram: list[EngramRows]
     ) -> tuple[Tensor, ForwardOutput]:
         c = self.config
-        streams = self.embed(ids)[:, None].expand(-1, c.hc_mult, -1).contiguous()
-        pre = F.one_hot(ids.new_zeros(ids.shape), c.hc_mult).float()
+        streams = x[:, None].expand(-1, c.hc_mult, -1).contiguous()
+        first = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        pre = F.one_hot(first, c.hc_mult).float()
         row_of = dict(zip(c.engram_layers, engram, strict=True))
         shared: SharedKV | None = None
         counts, gates = [], []

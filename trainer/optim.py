@@ -1,7 +1,7 @@
 """AdamW over the model's parameters: which group each one is in, and its state by name.
 
-Groups. With weight decay: matrices and norms. Without: embedding, head, biases, attention sinks,
-the base and scale of the hyper-connections, Engram's query and key weights.
+Groups. With weight decay: matrices and norms. Without: embedding, head, image delimiters, biases,
+attention sinks, the base and scale of the hyper-connections, Engram's query and key weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainer.ranks import is_sharded
 Group = Literal["decay", "no_decay"]
 
 _NO_DECAY = re.compile(
-    r"(^|\.)(embed\.weight|head\.weight|attn_sink|bias|bias_vl"
+    r"(^|\.)(embed\.weight|head\.weight|image_(start|newline|end)|attn_sink|bias|bias_vl"
     r"|hc_(attn|ffn)[._](base|scale)|engram[._](q|k)_weight)$"
 )
 _NORM = re.compile(r"(^|[._])norm\d*\.weight$")

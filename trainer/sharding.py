@@ -1,8 +1,8 @@
 """The model over several ranks: FSDP2, fp32 islands, and gradients that are sums.
 
-Numerically sensitive parameters (the hyper-connections, attention sinks, compressor projections)
-are fp32 islands: every rank holds them whole, and their gradients are summed in one flat tensor.
-Everything else is sharded by layer; the fp32 head is a group of its own.
+Numerically sensitive parameters (the hyper-connections, attention sinks, compressor projections,
+norms of the image tower) are fp32 islands: every rank holds them whole, and their gradients are
+summed in one flat tensor. Everything else is sharded by layer; the fp32 head is a group of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from trainer.ranks import Ranks, is_sharded
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-_ISLAND = re.compile(r"\.(hc_attn|hc_ffn)\.|\.attn_sink$|\.compressor\.(wkv|wgate)\.weight$")
+_ISLAND = re.compile(
+    r"\.(hc_attn|hc_ffn)\.|\.attn_sink$|\.compressor\.(wkv|wgate)\.weight$"
+    r"|^vision\.(.*\.)?norm\d?\.weight$"
+)
 _EXPERT = re.compile(r"\.ffn\.experts\.(w13|w2)$")
 
 
@@ -47,7 +50,7 @@ def shard_model(model: DeepseekV41, parallel: ParallelConfig, *, dtype: torch.dt
         # Dim 0 counts experts: it belongs to expert parallelism.
         return Shard(1) if parameter in experts else None
 
-    for layer in model.layers:
+    for layer in [*model.layers, *(model.vision.blocks if model.vision else [])]:
         fully_shard(
             layer,
             mesh=mesh,

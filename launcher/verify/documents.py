@@ -9,10 +9,11 @@ from torch import Tensor
 
 from launcher.verify.case import CaseError, Tensors, Unsupported
 from model.config import ModelConfig
-from model.layout import ModelInputs
+from model.layout import Images, ModelInputs
 from model.loss import IGNORED
 
-KNOWN_INPUTS = {"input_ids", "labels", "attention_mask", "seq_lens"}
+IMAGE_INPUTS = {"pixel_values", "image_grid_hws", "vision_token_types"}
+KNOWN_INPUTS = {"input_ids", "labels", "attention_mask", "seq_lens"} | IMAGE_INPUTS
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Documents:
 def place(inputs: Tensors, config: ModelConfig) -> Documents:
     """Lay out the documents of `inputs`: rows of `seq_lens`, or one right-padded document a row.
 
-    Unsupported when the case takes other inputs than text; CaseError when they contradict.
+    Images come as `pixel_values` [P, 3, p, p], `image_grid_hws` [n, 2] and `vision_token_types`
+    [B, S]. Unsupported when the case takes yet other inputs; CaseError when they contradict.
     """
     if unknown := sorted(set(inputs) - KNOWN_INPUTS):
         raise Unsupported(f"inputs {', '.join(unknown)} are not supported yet")
@@ -45,6 +47,7 @@ def place(inputs: Tensors, config: ModelConfig) -> Documents:
             "rows of one shape"
         )
     _expect_tokens(inputs, config.vocab_size)
+    types, images = _images(inputs)
     lengths = _lengths(inputs)
     step = config.alignment
     ends = [sum(-(-n // step) * step for n in row) for row in lengths]
@@ -54,6 +57,7 @@ def place(inputs: Tensors, config: ModelConfig) -> Documents:
         seq_ids=torch.zeros(len(ids), width, dtype=torch.int64),
         position_ids=torch.zeros(len(ids), width, dtype=torch.int64),
         token_types=torch.full((len(ids), width), -1, dtype=torch.int8),
+        images=images,
     )
     aligned_labels = torch.full((len(ids), width), IGNORED)
     places: list[tuple[int, int, int]] = []
@@ -62,6 +66,7 @@ def place(inputs: Tensors, config: ModelConfig) -> Documents:
         for number, n in enumerate(row, start=1):
             here = slice(target, target + n)
             out.input_ids[b, here] = ids[b, source : source + n]
+            out.token_types[b, here] = types[b, source : source + n]
             out.seq_ids[b, here] = number
             out.position_ids[b, here] = torch.arange(n)
             aligned_labels[b, target : target + n - 1] = labels[b, source + 1 : source + n]
@@ -70,6 +75,22 @@ def place(inputs: Tensors, config: ModelConfig) -> Documents:
             target += -(-n // step) * step
     row_of, case_column, column = torch.tensor(places).unbind(1)
     return Documents(out, aligned_labels, row_of, case_column, column)
+
+
+def _images(inputs: Tensors) -> tuple[Tensor, Images | None]:
+    """Token types like input_ids (-1 on text), and the images in the order of their spans."""
+    ids = inputs["input_ids"]
+    if not IMAGE_INPUTS & set(inputs):
+        return torch.full_like(ids, -1), None
+    types, pixels = inputs["vision_token_types"], inputs["pixel_values"]
+    grids = inputs["image_grid_hws"]
+    if types.shape != ids.shape or pixels.ndim != 4 or grids.ndim != 2:
+        raise CaseError(
+            f"{inputs.path}: pixel_values {list(pixels.shape)}, image_grid_hws "
+            f"{list(grids.shape)} and vision_token_types {list(types.shape)} do not fit input_ids "
+            f"{list(ids.shape)}"
+        )
+    return types, Images(pixels.flatten(1), grids)
 
 
 def _expect_tokens(inputs: Tensors, vocab_size: int) -> None:

@@ -41,15 +41,16 @@ def run(case: Case) -> Run:
         raise Unsupported(f"dtype {case.document['dtype']} is not supported yet")
     config = _config(case)
     documents = place(case.tensors("inputs.safetensors"), config)
-    if config.vision.num_hidden_layers:
-        raise Unsupported("a vision tower is not supported yet")
     rows = engram_rows(case, documents, config)
     model, store = DeepseekV41(config), LocalStore(config, seed=0)
     _load(model, store, case.tensors("model.safetensors"))
 
     window = store.open_window([rows])
     with tracing(model, documents.inputs) as trace:
-        out = model(documents.inputs, engram=window.rows(0), labels=documents.labels)
+        try:
+            out = model(documents.inputs, engram=window.rows(0), labels=documents.labels)
+        except ValueError as error:  # images that do not fit their spans
+            raise CaseError(f"{case.folder}: {error}") from None
     loss = out.loss_sum / (documents.labels != IGNORED).sum()
     loss.backward()
     with torch.no_grad():
@@ -79,6 +80,7 @@ def engram_rows(case: Case, documents: Documents, config: ModelConfig) -> Tensor
             HashGeometry.from_config(config),
             compress(token_map, inputs.input_ids.numpy()),
             seq_ids=inputs.seq_ids.numpy(),
+            live=(inputs.token_types < 0).numpy(),
             pad_id=int(token_map[config.engram_pad_token_id]),
         )
     except ValueError as error:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from model.config import VisionConfig
 from model.init import init_weights
 from model.transformer import DeepseekV41
 
@@ -20,15 +21,22 @@ def built(config, seed: int = 0) -> DeepseekV41:
 
 
 def test_every_parameter_is_set_by_its_kind(make_config: Callable) -> None:
-    model = built(make_config())
+    tower = VisionConfig(
+        num_hidden_layers=2,
+        hidden_size=32,
+        num_attention_heads=2,
+        intermediate_size=48,
+        patch_size=4,
+    )
+    model = built(make_config(vision=tower))
     kinds = {"ones": 0, "zeros": 0, "normal": 0}
     for name, parameter in model.named_parameters():
         p = parameter.detach()
         assert p.isfinite().all(), name
-        last = name.rsplit(".", 2)
+        last = ["", *name.rsplit(".", 2)]
         if "norm" in last[-2] or last[-1] in ("scale", "q_weight", "k_weight"):
             kind, good = "ones", (p == 1).all()
-        elif last[-1] in ("attn_sink", "base"):
+        elif last[-1] in ("attn_sink", "base", "bias"):
             kind, good = "zeros", (p == 0).all()
         else:
             kind = "normal"

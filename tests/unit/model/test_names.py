@@ -17,7 +17,7 @@ from model.engram.store import LocalStore
 from model.names import load_released, released_gradients, released_slots, table_name
 from model.transformer import DeepseekV41
 
-CASES = ["tiny_text", "tiny_text_noqat", "tiny_packed"]
+CASES = ["tiny_text", "tiny_text_noqat", "tiny_packed", "tiny_image"]
 
 
 def built(golden: Path, case: str) -> tuple[DeepseekV41, LocalStore, dict[str, Tensor]]:

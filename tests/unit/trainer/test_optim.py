@@ -31,7 +31,7 @@ OPTIM = OptimConfig(
     table_lr_multiplier=5.0,
 )
 CONFIG = ModelConfig.from_released(
-    json.loads((Path(__file__).parents[2] / "golden/tiny_text/config.json").read_text())
+    json.loads((Path(__file__).parents[2] / "golden/tiny_image/config.json").read_text())
 )
 
 # Every kind of parameter that a model can have, layer numbers left out.
@@ -70,6 +70,24 @@ EXPECTED = {
     "layers.engram.wkv.weight": "decay",
     "layers.engram.q_weight": "no_decay",
     "layers.engram.k_weight": "no_decay",
+    "vision.patch_embed.proj.weight": "decay",
+    "vision.patch_embed.proj.bias": "no_decay",
+    "vision.blocks.norm1.weight": "decay",
+    "vision.blocks.norm2.weight": "decay",
+    "vision.blocks.attn.wqkv.weight": "decay",
+    "vision.blocks.attn.wqkv.bias": "no_decay",
+    "vision.blocks.attn.wo.weight": "decay",
+    "vision.blocks.attn.wo.bias": "no_decay",
+    "vision.blocks.mlp.w1.weight": "decay",
+    "vision.blocks.mlp.w2.weight": "decay",
+    "vision.norm.weight": "decay",
+    "aligner.w1.weight": "decay",
+    "aligner.w1.bias": "no_decay",
+    "aligner.w2.weight": "decay",
+    "aligner.w2.bias": "no_decay",
+    "image_start": "no_decay",
+    "image_newline": "no_decay",
+    "image_end": "no_decay",
 }
 
 

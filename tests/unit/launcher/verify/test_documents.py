@@ -78,8 +78,8 @@ def test_masked_labels_stay_masked(config: ModelConfig) -> None:
 
 def test_unknown_inputs_and_left_padding_are_not_supported(config: ModelConfig) -> None:
     ids = torch.tensor([[11, 12, 13, 14]])
-    with pytest.raises(Unsupported, match="pixel_values"):
-        place(inputs(input_ids=ids, labels=ids, pixel_values=ids), config)
+    with pytest.raises(Unsupported, match="sounds"):
+        place(inputs(input_ids=ids, labels=ids, sounds=ids), config)
     mask = torch.tensor([[0, 1, 1, 1]])
     with pytest.raises(Unsupported, match="padding before tokens"):
         place(inputs(input_ids=ids, labels=ids, attention_mask=mask), config)

@@ -278,14 +278,14 @@ def test_what_is_not_supported_is_skipped_with_its_reason(
     verify: Verify, spoilt: Spoilt, edited: Callable[..., Path]
 ) -> None:
     def change(inputs: dict[str, Tensor]) -> None:
-        inputs["pixel_values"] = torch.ones(61, 3, 4, 4)
+        inputs["sounds"] = torch.ones(61, 3)
 
-    image = spoilt("tiny_packed", "inputs.safetensors", change)
+    sound = spoilt("tiny_packed", "inputs.safetensors", change)
     bf16 = edited("tiny_text", "case.json", dtype="bfloat16")
-    code, lines = verify(image, bf16)
+    code, lines = verify(sound, bf16)
     assert code == 0
     assert "skipped" in lines[0]
-    assert "pixel_values" in lines[0]
+    assert "sounds" in lines[0]
     assert "skipped" in lines[1]
     assert "bfloat16" in lines[1]
-    assert verify("--strict", image)[0] == 1
+    assert verify("--strict", sound)[0] == 1
