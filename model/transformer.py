@@ -24,7 +24,8 @@ from model.vision.tower import VisionTower
 
 class ForwardOutput(NamedTuple):
     loss_sum: Tensor | None  # fp32 scalar, summed over valid labels; None without labels
-    logits: Tensor | None  # [B, S, V] fp32; None with labels
+    logits: Tensor | None  # [B, S, V] fp32; None with labels or without the head
+    hidden: Tensor | None  # [B, S, D], what the head reads; only without the head
     expert_counts: Tensor  # [L, 2, E] int64, routed tokens of text and of images
     engram_gate_mean: Tensor  # [Engram layers] fp32, over live text tokens
     balance_loss: Tensor | None = None  # fp32 scalar, `balance_sum` over all layers
@@ -53,8 +54,9 @@ class DeepseekV41(nn.Module):
 
     forward takes [B, S] inputs; S need not be a multiple of the alignment, rows are widened with
     padding inside. `engram` holds one EngramRows for each Engram layer, in layer order. `balance`
-    asks for the experts' balance loss, `recall` for index_recall. ValueError for images that do not
-    fit the inputs' spans, or that a model without a tower is given.
+    asks for the experts' balance loss, `recall` for index_recall; without `head` there are hidden
+    states in place of loss or logits. ValueError for images that do not fit the inputs' spans, or
+    that a model without a tower is given.
 
     The indexer has no gradient from the language-model loss. With `distill` it learns from
     index_loss, which a forward without gradients does not compute; otherwise it is frozen.
@@ -88,6 +90,7 @@ class DeepseekV41(nn.Module):
         labels: Tensor | None = None,
         balance: bool = False,
         recall: bool = False,
+        head: bool = True,
     ) -> ForwardOutput:
         c = self.config
         rows, columns = inputs.input_ids.shape
@@ -103,6 +106,8 @@ class DeepseekV41(nn.Module):
             recall=recall,
         )
         hidden, out = self._run_layers(self._embed(wide), context, engram)
+        if not head:
+            return out._replace(hidden=hidden.unflatten(0, (rows, width))[:, :columns])
         if labels is None:
             logits = self.head(hidden, None).unflatten(0, (rows, width))[:, :columns]
             return out._replace(logits=logits)
@@ -161,6 +166,7 @@ class DeepseekV41(nn.Module):
         return hidden, ForwardOutput(
             loss_sum=None,
             logits=None,
+            hidden=None,
             expert_counts=torch.stack(counts),
             engram_gate_mean=torch.stack(gates) if gates else hidden.new_zeros(0),
             balance_loss=torch.stack(balances).sum() if balances else None,
