@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,11 +24,8 @@ from model.hf.configuration import DeepseekV41Config
 from model.hf.documents import AlignedRows, sequence_ids
 from model.hyper_connection import read
 from model.init import init_weights
-from model.layout import ModelInputs
+from model.layout import Images, ModelInputs
 from model.transformer import DeepseekV41
-
-if TYPE_CHECKING:
-    from model.layout import Images  # type: ignore[attr-defined]
 
 
 @dataclass
@@ -175,8 +172,7 @@ class DeepseekV41ForCausalLM(PreTrainedModel, GenerationMixin):
         rows = AlignedRows.of(found, alignment=self.architecture.alignment)
         pad = self.architecture.pad_token_id
         inputs = rows.inputs(input_ids, found, token_types, pad_token_id=pad)
-        if images is not None:
-            inputs = replace(inputs, images=images)
+        inputs = replace(inputs, images=images)
         engram = self._engram(inputs, rows, engram_rows)
         with ExitStack() as stack:
             layers = stack.enter_context(self._watching(rows)) if output_hidden_states else None
