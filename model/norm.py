@@ -7,15 +7,19 @@ from torch import Tensor, nn
 
 
 class RMSNorm(nn.Module):
-    """x * rsqrt(mean x^2 + eps) * weight over the last dim, in fp32; returned in x's dtype."""
+    """x * rsqrt(mean x^2 + eps) * weight over the last dim, in fp32; returned in x's dtype.
 
-    def __init__(self, dim: int, eps: float) -> None:
+    The weight is rounded to x's dtype first, but for norms that keep it in fp32.
+    """
+
+    def __init__(self, dim: int, eps: float, *, fp32_weight: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(dim))
-        self.eps = eps
+        self.eps, self.fp32_weight = eps, fp32_weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return _RMSNorm.apply(x, self.weight, self.eps)
+        weight = self.weight if self.fp32_weight else self.weight.to(x.dtype)
+        return _RMSNorm.apply(x, weight, self.eps)
 
 
 class _RMSNorm(torch.autograd.Function):

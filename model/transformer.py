@@ -116,7 +116,8 @@ class DeepseekV41(nn.Module):
 
     def _embed(self, inputs: ModelInputs) -> Tensor:
         """[T, D]: token embeddings, those of image spans replaced by what stands there."""
-        x = self.embed(inputs.input_ids.flatten())
+        # The rows are rounded, not the table: its gradient sums up in fp32.
+        x = self.embed(inputs.input_ids.flatten()).to(getattr(torch, self.config.dtype))
         images, vision = inputs.images, self.config.vision
         if self.vision is None or self.aligner is None:
             if images is not None:
@@ -127,11 +128,12 @@ class DeepseekV41(nn.Module):
             return x
         if images is not None:
             require_sound(images, vision)
-            features = self.aligner(self.vision(images.patches, images.grids), images.grids)
+            patches = images.patches.to(x.dtype)
+            features = self.aligner(self.vision(patches, images.grids), images.grids)
         elif self.training:
             # Another rank may have images: all must run the same sharded modules, or their
             # collectives never meet. It also keeps a zero gradient from being none at all.
-            blank = blank_image(vision, device=x.device)
+            blank = blank_image(vision, like=x)
             features = self.aligner(self.vision(blank.patches, blank.grids), blank.grids)[:0]
         else:
             features = x[:0]

@@ -2,7 +2,9 @@
 
 Numerically sensitive parameters (the hyper-connections, attention sinks, compressor projections,
 norms of the image tower) are fp32 islands: every rank holds them whole, and their gradients are
-summed in one flat tensor. Everything else is sharded by layer; the fp32 head is a group of its own.
+summed in one flat tensor. Everything else is sharded by layer and gathered in the model's type. The
+head is a group of its own in fp32, and so is the embedding, whose gradient would saturate where
+many rows add up in bfloat16.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from model.precision import is_fp32
 from model.transformer import DeepseekV41
 from trainer.config import ParallelConfig
 from trainer.ranks import Ranks, is_sharded
@@ -20,10 +23,6 @@ from trainer.ranks import Ranks, is_sharded
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-_ISLAND = re.compile(
-    r"\.(hc_attn|hc_ffn)\.|\.attn_sink$|\.compressor\.(wkv|wgate)\.weight$"
-    r"|^vision\.(.*\.)?norm\d?\.weight$"
-)
 _EXPERT = re.compile(r"\.ffn\.experts\.(w13|w2)$")
 
 
@@ -58,7 +57,8 @@ def shard_model(model: DeepseekV41, parallel: ParallelConfig, *, dtype: torch.dt
             shard_placement_fn=placement,
             ignored_params=islands,
         )
-    fully_shard(model.head, mesh=mesh, mp_policy=policy(torch.float32))
+    for module in (model.embed, model.head):
+        fully_shard(module, mesh=mesh, mp_policy=policy(torch.float32))
     fully_shard(model, mesh=mesh, mp_policy=policy(dtype), ignored_params=islands)
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -69,7 +69,7 @@ def shard_model(model: DeepseekV41, parallel: ParallelConfig, *, dtype: torch.dt
 
 def is_island(name: str) -> bool:
     """Whether the parameter of this name stays whole and fp32 on every rank."""
-    return _ISLAND.search(name) is not None
+    return is_fp32(name) and name != "head.weight"
 
 
 def reduce_islands(model: nn.Module, ranks: Ranks) -> None:

@@ -49,18 +49,25 @@ def mostly_within(
     return Check(group, subject, error, inside >= share * len(ours), gate)
 
 
-def exact(
-    group: str, subject: str, ours: Tensor, reference: Tensor, *, gated: bool = True
-) -> Check:
-    """Every element is equal (NaN to NaN, and 0 to -0). With `gated=False` it is only counted."""
+def alike(group: str, subject: str, ours: Tensor, reference: Tensor, *, cosine: float) -> Check:
+    """The whole tensor's cosine with the reference is at least `cosine`; the error is 1 - it."""
+    if problem := _shapes_differ(ours, reference):
+        return Check(group, subject, math.inf, False, problem)
+    found = torch.cosine_similarity(ours.double().flatten(), reference.double().flatten(), dim=0)
+    return Check(group, subject, 1 - found.item(), found.item() >= cosine, f"cosine {cosine:g}")
+
+
+def exact(group: str, subject: str, ours: Tensor, reference: Tensor, *, ungated: str = "") -> Check:
+    """Every element is equal (NaN to NaN, and 0 to -0). `ungated`: why it is only counted."""
     if problem := _shapes_differ(ours, reference):
         return Check(group, subject, reference.numel(), False, problem, reference.numel())
     equal = ours == reference
     if reference.is_floating_point():
         equal |= ours.isnan() & reference.isnan()
     differ = reference.numel() - int(equal.sum())
-    gate = "exact" if gated else "not gated: the reference's choice is a tie"
-    return Check(group, subject, differ, differ == 0 or not gated, gate, reference.numel())
+    gate = f"not gated: {ungated}" if ungated else "exact"
+    passed = differ == 0 or bool(ungated)
+    return Check(group, subject, differ, passed, gate, reference.numel())
 
 
 def zero(group: str, subject: str, ours: Tensor) -> Check:

@@ -2,7 +2,8 @@
 
 Live tokens are compared, since padding computes whatever it computes. Without the cache quantisers
 everything must agree closely. With them a last-bit difference can cross a rounding boundary, so a
-few tokens may lie further off.
+few tokens may lie further off. In bfloat16 every sum crosses some: outputs are compared by their
+cosine, with the reference's selections (`imposed`), and gradients all together.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from launcher.verify.case import Case, CaseError, Tensors, Unsupported
-from launcher.verify.gates import Check, absent, exact, mostly_within, within, zero
+from launcher.verify.gates import Check, absent, alike, exact, mostly_within, within, zero
 from launcher.verify.model_run import Run, run
 
 LAYER_OUTPUTS = r"(streams|pre_mix|engram_out)\.\d+"
@@ -30,34 +31,44 @@ STEEP_LIMIT = 1e-4
 @dataclass(frozen=True)
 class Gates:
     """Limits on relative errors. `share` of the tokens must keep theirs; 1.0 asks it of the whole
-    tensor instead. `together` bounds the error of all gradients taken as one vector."""
+    tensor instead, and with `cosine` that is asked for in its place. `together` bounds the error of
+    all gradients taken as one vector."""
 
     tensor: float
     loss: float
     gradient: float
     share: float = 1.0
     together: float | None = None
+    cosine: float | None = None
 
 
 WITHOUT_QUANTISERS = Gates(tensor=2e-5, loss=1e-6, gradient=2e-5, together=5e-6)
 WITH_QUANTISERS = Gates(tensor=1e-4, loss=1e-4, gradient=1e-4, share=0.99)
+# Bits of the streams that differ also move tokens to other experts, which decides most of a small
+# gradient, of an expert with few tokens, say. One that is missing or wrong has an error of 1.
+BFLOAT16 = Gates(tensor=1.0, loss=2e-2, gradient=0.95, together=5e-2, cosine=0.9995)
 
 
 def check(case: Case) -> list[Check]:
     """Run the case and compare every output it holds."""
-    found = run(case)
+    narrow = case.document.get("dtype") == "bfloat16"
     reference = case.tensors("outputs.safetensors")
+    found = run(case, impose=reference if narrow else None)
     known = re.compile(rf"logits|loss|{LAYER_OUTPUTS}|{SELECTIONS}|{ROWS}|grad\..+")
     if unknown := sorted(name for name in reference if not known.fullmatch(name)):
         raise Unsupported(f"outputs {', '.join(unknown)} are not supported yet")
     gates = WITH_QUANTISERS if case.document.get("qat", True) else WITHOUT_QUANTISERS
-    tied = case.document.get("smallest_topk_gap") == 0
+    ungated = ""
+    if narrow:
+        gates, ungated = BFLOAT16, "in bfloat16 a last bit moves a choice"
+    elif case.document.get("smallest_topk_gap") == 0:
+        ungated = "the reference's choice is a tie"
     return [
         *_tokens(found, reference, gates),
         *_gradients(found.gradients, reference, gates),
         within("loss", "loss", found.loss, reference["loss"].flatten(), limit=gates.loss),
         *_rows(found, reference),
-        *_selections(found, reference, gated=not tied),
+        *_selections(found, reference, ungated=ungated),
     ]
 
 
@@ -121,7 +132,7 @@ def _rows(found: Run, reference: Tensors) -> list[Check]:
     return checks
 
 
-def _selections(found: Run, reference: Tensors, *, gated: bool) -> list[Check]:
+def _selections(found: Run, reference: Tensors, *, ungated: str) -> list[Check]:
     """Selected entries as sets, and candidate masks, on live queries."""
     checks = []
     for name in _named(reference, SELECTIONS):
@@ -134,11 +145,13 @@ def _selections(found: Run, reference: Tensors, *, gated: bool) -> list[Check]:
         ours, theirs = (F.pad(t, (0, width - t.shape[-1]), value=fill) for t in (ours, theirs))
         if theirs.dtype != torch.bool:
             ours, theirs = ours.sort(-1).values, theirs.sort(-1).values
-        checks.append(exact("selections", name, ours, theirs, gated=gated))
+        checks.append(exact("selections", name, ours, theirs, ungated=ungated))
     return checks
 
 
 def _close(group: str, name: str, ours: Tensor, theirs: Tensor, gates: Gates) -> Check:
+    if gates.cosine is not None:
+        return alike(group, name, ours, theirs, cosine=gates.cosine)
     if gates.share == 1.0:
         return within(group, name, ours, theirs, limit=gates.tensor)
     return mostly_within(group, name, ours, theirs, limit=gates.tensor, share=gates.share)

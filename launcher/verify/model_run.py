@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from data.tokenizer import load_token_map
-from launcher.verify.case import Case, CaseError, Tensors, Unsupported
+from launcher.verify.case import Case, CaseError, Tensors
 from launcher.verify.documents import Documents, place
+from launcher.verify.imposed import imposing
 from launcher.verify.trace import tracing
 from model.config import ModelConfig, QatConfig
 from model.engram.hashing import HashGeometry, hash_rows
@@ -35,26 +36,32 @@ class Run:
     gradients: dict[str, Tensor]
 
 
-def run(case: Case) -> Run:
-    """Compute a case. Unsupported or CaseError when it asks for what is not here or is unsound."""
-    if case.document.get("dtype", "float32") != "float32":
-        raise Unsupported(f"dtype {case.document['dtype']} is not supported yet")
+def run(case: Case, *, impose: Tensors | None = None) -> Run:
+    """Compute a case. Unsupported or CaseError when it asks for what is not here or is unsound.
+
+    `impose`: the reference outputs whose selections the model is to take. The run's own ones are
+    in its outputs all the same.
+    """
     config = _config(case)
+    if (dtype := case.document.get("dtype", "float32")) != config.dtype:
+        raise CaseError(f"{case.folder}: dtype {dtype} in case.json, {config.dtype} in config.json")
     documents = place(case.tensors("inputs.safetensors"), config)
     rows = engram_rows(case, documents, config)
     model, store = DeepseekV41(config), LocalStore(config, seed=0)
     _load(model, store, case.tensors("model.safetensors"))
 
     window = store.open_window([rows])
-    with tracing(model, documents.inputs) as trace:
-        try:
-            out = model(documents.inputs, engram=window.rows(0), labels=documents.labels)
-        except ValueError as error:  # images that do not fit their spans
-            raise CaseError(f"{case.folder}: {error}") from None
-    loss = out.loss_sum / (documents.labels != IGNORED).sum()
-    loss.backward()
-    with torch.no_grad():
-        logits = model(documents.inputs, engram=window.rows(0)).logits
+    with imposing(model, impose, documents.inputs) as selections:
+        with tracing(model, documents.inputs) as trace:
+            try:
+                out = model(documents.inputs, engram=window.rows(0), labels=documents.labels)
+            except ValueError as error:  # images that do not fit their spans
+                raise CaseError(f"{case.folder}: {error}") from None
+        loss = out.loss_sum / (documents.labels != IGNORED).sum()
+        loss.backward()
+        with torch.no_grad():
+            logits = model(documents.inputs, engram=window.rows(0)).logits
+    trace.outputs |= selections
     for index, layer in enumerate(store.layers):
         trace.outputs[f"engram_rows.{layer}"] = rows[:, :, index]
     return Run(

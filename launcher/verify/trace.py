@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from launcher.verify.imposed import along_rows
 from model.block import BlockOutput
 from model.layout import Layout, ModelInputs
 from model.transformer import DeepseekV41
@@ -57,9 +58,7 @@ def _block_hook(trace: Trace, model: DeepseekV41, inputs: ModelInputs, n: int):
         if out.published is None:
             return
         entries = width // ratio  # of one row
-        first = torch.arange(rows)[:, None, None] * entries
-        topk = out.published.selected.unflatten(0, (rows, width))
-        found[f"topk.{n}"] = torch.where(topk >= 0, topk - first, -1)
+        found[f"topk.{n}"] = along_rows(out.published.selected, rows=rows, entries=entries)
         if n == model.config.candidate_source_layer_id:
             assert out.published.candidates is not None
             end = Layout.of(inputs).visible(ratio).high

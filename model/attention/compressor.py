@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from model.config import ModelConfig
 from model.norm import RMSNorm
+from model.precision import wide_linear
 
 
 class Compressor(nn.Module):
@@ -29,7 +30,7 @@ class Compressor(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.ratio == 1:
             return self.norm(F.linear(x, self.wkv.weight.to(x.dtype)))
-        wide = x.float()
-        values = self.wkv(wide).unflatten(0, (-1, self.ratio))
-        weights = torch.softmax(self.wgate(wide).unflatten(0, (-1, self.ratio)), dim=1)
+        values = wide_linear(x, self.wkv.weight).unflatten(0, (-1, self.ratio))
+        scores = wide_linear(x, self.wgate.weight).unflatten(0, (-1, self.ratio))
+        weights = torch.softmax(scores, dim=1)
         return self.norm((values * weights).sum(1).to(x.dtype))

@@ -22,6 +22,7 @@ from model.attention.recall import selection_recall
 from model.config import ModelConfig
 from model.layout import Documents, Layout, VisibleRange
 from model.norm import RMSNorm
+from model.precision import Linear
 from model.quantization.cache import fp8_fake_quant, nvfp4_fake_quant
 from model.rope import rotate, rotation
 
@@ -96,14 +97,14 @@ class CSAttention(nn.Module):
         )
         eps, width = config.rms_norm_eps, config.hidden_size
         heads_width = config.num_attention_heads * config.head_dim
-        self.wq_a = nn.Linear(width, config.q_lora_rank, bias=False)
+        self.wq_a = Linear(width, config.q_lora_rank)
         self.q_norm = RMSNorm(config.q_lora_rank, eps)
-        self.wq_b = nn.Linear(config.q_lora_rank, heads_width, bias=False)
-        self.wkv = nn.Linear(width, config.head_dim, bias=False)
+        self.wq_b = Linear(config.q_lora_rank, heads_width)
+        self.wkv = Linear(width, config.head_dim)
         self.kv_norm = RMSNorm(config.head_dim, eps)
         group_width = heads_width // config.o_groups
-        self.wo_a = nn.Linear(group_width, config.o_groups * config.o_lora_rank, bias=False)
-        self.wo_b = nn.Linear(config.o_groups * config.o_lora_rank, width, bias=False)
+        self.wo_a = Linear(group_width, config.o_groups * config.o_lora_rank)
+        self.wo_b = Linear(config.o_groups * config.o_lora_rank, width)
         self.attn_sink = nn.Parameter(torch.empty(config.num_attention_heads))
         if self.role == "source":
             self.compressor = Compressor(config, self.ratio)
@@ -124,8 +125,8 @@ class CSAttention(nn.Module):
             shared = published
         out, mass = attend(
             q_latent,
-            self.wq_b.weight,
-            self.wo_a.weight,
+            self.wq_b.weight.to(x.dtype),
+            self.wo_a.weight.to(x.dtype),
             kv,
             self.attn_sink,
             turn=turn,
@@ -184,7 +185,7 @@ class CSAttention(nn.Module):
     ) -> Tensor:
         return selection_recall(
             q_latent,
-            self.wq_b.weight,
+            self.wq_b.weight.to(q_latent.dtype),
             kv,
             self.attn_sink,
             turn=context.yarn,

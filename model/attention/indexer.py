@@ -18,6 +18,7 @@ from model.attention.topk import chosen_positions
 from model.config import ModelConfig
 from model.layout import VisibleRange
 from model.norm import RMSNorm
+from model.precision import Linear
 from model.quantization.cache import mxfp4_fake_quant
 from model.rope import rotate
 
@@ -50,10 +51,10 @@ class Indexer(nn.Module):
         self.topk = config.index_topk
         self.block_size, self.blocks = config.candidate_block_size, config.candidate_topk_blocks
         self.workspace_bytes = config.workspace_mb << 20
-        self.wq_b = nn.Linear(config.q_lora_rank, self.heads * self.dim, bias=False)
-        self.weights_proj = nn.Linear(config.hidden_size, self.heads, bias=False)
+        self.wq_b = Linear(config.q_lora_rank, self.heads * self.dim)
+        self.weights_proj = Linear(config.hidden_size, self.heads)
         if makes_keys:
-            self.wk = nn.Linear(config.head_dim, self.dim, bias=False)
+            self.wk = Linear(config.head_dim, self.dim)
             self.k_norm = RMSNorm(self.dim, config.rms_norm_eps)
 
     def keys(self, latent: Tensor, turn: Tensor) -> Tensor:

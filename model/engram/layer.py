@@ -35,37 +35,41 @@ class Engram(nn.Module):
         projected = project_rows(rows, self.wkv.weight, streams.dtype)
         key, value = projected.split([self.streams * streams.shape[-1], streams.shape[-1]], dim=-1)
         key = key.unflatten(-1, (self.streams, -1))
-        gate = self._gate(streams.float(), key.float()) * alive[:, None]
+        gate = self._gate(streams, key) * alive[:, None]
         mean = gate.detach().sum() / (alive.sum().clamp_min(1) * self.streams)
         added = streams.float() + gate[:, :, None] * value.float()[:, None]
         return added.to(streams.dtype), mean
 
     def _gate(self, x: Tensor, key: Tensor) -> Tensor:
-        dot = _NormalisedDot.apply(x, key, self.q_weight.float() * self.k_weight.float(), self.eps)
+        q_weight, k_weight = (w.to(x.dtype).float() for w in (self.q_weight, self.k_weight))
+        dot = _NormalisedDot.apply(x, key, q_weight * k_weight, self.eps)
         return torch.sigmoid(torch.copysign(dot.abs().clamp_min(SMALLEST_DOT).sqrt(), dot))
 
 
 class _NormalisedDot(torch.autograd.Function):
     """sum_D(x * weight * key) / (rms(x) rms(key)) * D^-1/2: [T, M, D], [M, D] -> [T, M], fp32.
 
-    Keeps its two inputs and three numbers a stream; autograd would keep four more [T, M, D].
+    Keeps its two inputs as they are and three numbers a stream; autograd would keep four more
+    [T, M, D].
     """
 
     @staticmethod
     def forward(ctx, x: Tensor, key: Tensor, weight: Tensor, eps: float):  # type: ignore[override]
-        x_scale = torch.rsqrt(x.square().mean(-1) + eps)
-        key_scale = torch.rsqrt(key.square().mean(-1) + eps)
+        wide, wide_key = x.float(), key.float()
+        x_scale = torch.rsqrt(wide.square().mean(-1) + eps)
+        key_scale = torch.rsqrt(wide_key.square().mean(-1) + eps)
         scale = x_scale * key_scale * x.shape[-1] ** -0.5
-        dot = (x * weight * key).sum(-1) * scale
+        dot = (wide * weight * wide_key).sum(-1) * scale
         ctx.save_for_backward(x, key, weight, x_scale, key_scale, dot)
         return dot
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         x, key, weight, x_scale, key_scale, dot = ctx.saved_tensors
-        width = x.shape[-1]
+        kind, width = x.dtype, x.shape[-1]
+        x, key = x.float(), key.float()
         by_sum = (grad * x_scale * key_scale * width**-0.5)[..., None]
         by_norm = grad * dot / width
         grad_x = by_sum * weight * key - (by_norm * x_scale.square())[..., None] * x
         grad_key = by_sum * weight * x - (by_norm * key_scale.square())[..., None] * key
-        return grad_x, grad_key, (by_sum * x * key).sum(0), None
+        return grad_x.to(kind), grad_key.to(kind), (by_sum * x * key).sum(0), None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from model.config import ModelConfig
 from model.layout import Documents
 from model.moe.balance import SMALLEST_SUM, balance_sum
+from model.precision import wide_linear
 
 
 class Routing(NamedTuple):
@@ -24,6 +25,8 @@ class Routing(NamedTuple):
 
 class Router(nn.Module):
     """s = sqrt(softplus(gate x)); top-k of s + bias; weights = s_chosen / sum * scaling.
+
+    All fp32, with gate's weights rounded to x's dtype.
 
     The biases (`bias` for text, `bias_vl` for tokens of image spans) only steer the choice and have
     no gradient: they are buffers.
@@ -45,7 +48,7 @@ class Router(nn.Module):
         self, x: Tensor, live: Tensor, image: Tensor, documents: Documents | None = None
     ) -> Routing:
         """x [T, D]; live and image [T] bool. With `documents`, also their balance loss."""
-        soft = F.softplus(F.linear(x.float(), self.weight.float()))
+        soft = F.softplus(wide_linear(x, self.weight.to(x.dtype)))
         # Below a logit of about -104 it is 0, where the root's slope would turn a zero gradient
         # into NaN, of chosen and other experts alike.
         nothing = soft == 0

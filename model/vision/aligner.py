@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.config import ModelConfig
+from model.precision import Linear
 from model.vision.packing import cell_patches
 
 
@@ -20,8 +21,8 @@ class Aligner(nn.Module):
         super().__init__()
         self.downsample = config.vision.downsample_ratio
         width = config.vision.hidden_size * self.downsample**2
-        self.w1 = nn.Linear(width, config.hidden_size)
-        self.w2 = nn.Linear(config.hidden_size, config.hidden_size)
+        self.w1 = Linear(width, config.hidden_size, bias=True)
+        self.w2 = Linear(config.hidden_size, config.hidden_size, bias=True)
 
     def forward(self, features: Tensor, grids: Tensor) -> Tensor:
         cells = F.pad(features, (0, 0, 0, 1))[cell_patches(grids, self.downsample)]

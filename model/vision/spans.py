@@ -43,7 +43,7 @@ def require_sound(images: Images, vision: VisionConfig) -> None:
         )
 
 
-def blank_image(vision: VisionConfig, *, device: torch.device) -> Images:
+def blank_image(vision: VisionConfig, *, like: Tensor) -> Images:
     """One patch of zeros: makes the tower run where there is nothing to see."""
-    patches = torch.zeros(1, 3 * vision.patch_size**2, device=device)
-    return Images(patches, torch.ones(1, 2, dtype=torch.int64, device=device))
+    patches = like.new_zeros(1, 3 * vision.patch_size**2)
+    return Images(patches, torch.ones(1, 2, dtype=torch.int64, device=like.device))

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from model.config import VisionConfig
 from model.norm import RMSNorm
+from model.precision import Linear
 from model.vision.packing import PackedImages
 from model.vision.rotary import Turn2d
 
@@ -27,7 +28,7 @@ class VisionTower(nn.Module):
         self.theta = config.rope_theta
         self.patch_embed = PatchEmbed(config)
         self.blocks = nn.ModuleList(VisionBlock(config) for _ in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, EPS)
+        self.norm = RMSNorm(config.hidden_size, EPS, fp32_weight=True)
 
     def forward(self, patches: Tensor, grids: Tensor) -> Tensor:
         """grids [n, 2] int64: patch rows and columns of each image."""
@@ -44,10 +45,10 @@ class PatchEmbed(nn.Module):
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
-        self.proj = nn.Linear(3 * config.patch_size**2, config.hidden_size)
+        self.proj = Linear(3 * config.patch_size**2, config.hidden_size, bias=True)
 
     def forward(self, patches: Tensor) -> Tensor:
-        return self.proj(patches.to(self.proj.weight.dtype))
+        return self.proj(patches)
 
 
 class VisionBlock(nn.Module):
@@ -55,9 +56,9 @@ class VisionBlock(nn.Module):
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
-        self.norm1 = RMSNorm(config.hidden_size, EPS)
+        self.norm1 = RMSNorm(config.hidden_size, EPS, fp32_weight=True)
         self.attn = VisionAttention(config)
-        self.norm2 = RMSNorm(config.hidden_size, EPS)
+        self.norm2 = RMSNorm(config.hidden_size, EPS, fp32_weight=True)
         self.mlp = VisionMLP(config)
 
     def forward(self, x: Tensor, turn: Turn2d, buckets: list[tuple[int, int]]) -> Tensor:
@@ -71,8 +72,8 @@ class VisionAttention(nn.Module):
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
         self.heads = config.num_attention_heads
-        self.wqkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
-        self.wo = nn.Linear(config.hidden_size, config.hidden_size)
+        self.wqkv = Linear(config.hidden_size, 3 * config.hidden_size, bias=True)
+        self.wo = Linear(config.hidden_size, config.hidden_size, bias=True)
 
     def forward(self, x: Tensor, turn: Turn2d, buckets: list[tuple[int, int]]) -> Tensor:
         q, k, v = self.wqkv(x).unflatten(-1, (3, self.heads, -1)).unbind(1)
@@ -92,8 +93,8 @@ class VisionMLP(nn.Module):
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
-        self.w1 = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
-        self.w2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.w1 = Linear(config.hidden_size, 2 * config.intermediate_size)
+        self.w2 = Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.w1(x).chunk(2, dim=-1)

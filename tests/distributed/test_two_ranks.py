@@ -145,6 +145,31 @@ def test_two_ranks_train_like_one(single, mesh):
         assert change <= limit**2 * sum(float(left[n].square().sum()) for n in names), part
 
 
+def test_two_ranks_round_to_bfloat16_like_one(tmp_path):
+    """FSDP rounds parameters when it gathers them, one rank where it uses them."""
+    config = tiny(tmp_path)
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, dtype="bfloat16"),
+        train=dataclasses.replace(config.train, steps=2),
+        eval=EvalConfig(),
+    )
+    found = []
+    for mesh in (ParallelConfig(), ParallelConfig(dp_shard=2)):
+        name = f"narrow_{mesh.world}"
+        run(dataclasses.replace(config, parallel=mesh), tmp_path, name)
+        found.append((torch.load(tmp_path / f"{name}.pt"), read_metrics(tmp_path / name)))
+    (one, metrics), (two, others) = found
+    assert one["first"].keys() == two["first"].keys()
+    for parameter, grad in one["first"].items():
+        assert grad.dtype == two["first"][parameter].dtype == torch.float32
+        error = (two["first"][parameter] - grad).norm() / grad.norm().clamp_min(1e-30)
+        assert error <= 1e-5, parameter
+    assert two["norm"] == pytest.approx(one["norm"], rel=1e-6)
+    for left, right in zip(metrics, others, strict=True):
+        assert right["loss"] == pytest.approx(left["loss"], rel=1e-3)
+
+
 def read_metrics(run_dir: Path) -> list[dict]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").open()]
 

@@ -36,12 +36,14 @@ def test_forward_and_backward(eps: float, shape: tuple, relative: Callable) -> N
     assert relative(norm.weight.grad, weight.grad) < 1e-6
 
 
-def test_bf16_is_rounded_once_at_the_end() -> None:
+@pytest.mark.parametrize("fp32_weight", [False, True])
+def test_bf16_is_rounded_once_at_the_end(fp32_weight: bool) -> None:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(64, 32, generator=generator).bfloat16()
-    norm = RMSNorm(32, 1e-20)
+    norm = RMSNorm(32, 1e-20, fp32_weight=fp32_weight)
     norm.weight.data = torch.randn(32, generator=generator)
-    exact = slow(x.double(), norm.weight.double(), 1e-20)
+    weight = norm.weight if fp32_weight else norm.weight.bfloat16()
+    exact = slow(x.double(), weight.double(), 1e-20)
     found = norm(x)
     assert found.dtype == torch.bfloat16
     # One rounding to 8 bits: half a unit in the last place, a little more for fp32.

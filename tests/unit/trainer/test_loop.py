@@ -113,6 +113,25 @@ def test_eight_steps_a_resume_and_eight_steps_are_sixteen_steps(config, through,
     assert_same_end(config, tmp_path, through)
 
 
+def test_bfloat16_trains_and_resumes_to_the_same_bits(config, through, tmp_path):
+    narrow = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16"))
+    (tmp_path / "whole").mkdir()
+    assert train(narrow, tmp_path / "whole").code == ExitCode.DONE
+    run_dir = tmp_path / "parts"
+    outcome = train(narrow, run_dir, say=signal_after(8))
+    assert (outcome.code, outcome.step) == (ExitCode.AGAIN, 8)
+    assert train(narrow, run_dir, attempt=2, resume=True).code == ExitCode.DONE
+    assert_same_end(narrow, run_dir, tmp_path / "whole")
+    tensors, _ = restored(narrow, run_dir, 16)
+    assert {t.dtype for n, t in tensors.items() if n.startswith(("model/", "tables/"))} == {
+        torch.float32
+    }
+    losses, wide = ([r["loss"] for r in records(d) if "loss" in r] for d in (run_dir, through))
+    assert losses != wide
+    assert losses == pytest.approx(wide, rel=0.02)
+    assert losses[-1] < losses[0] - 0.5
+
+
 def test_three_resumes_in_a_row_see_the_same_samples(config, through, tmp_path):
     for attempt, step in enumerate((3, 5, 11), start=1):
         stopped = train(

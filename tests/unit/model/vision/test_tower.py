@@ -117,14 +117,13 @@ def test_memory_grows_with_the_patches_of_all_images_not_their_square() -> None:
     assert mode.numel < 500 * 500
 
 
-def test_dtype_of_the_weights(image_config, make_rig: Callable, picture) -> None:
+def test_dtype_of_the_patches(image_config, make_rig: Callable, picture) -> None:
     tower = make_rig(
         replace(image_config, num_hidden_layers=1, engram_layer_ids=(), engram_num_embeddings=())
     ).model.vision
     patches, grids = picture(5, 4, 1).patches(), torch.tensor([[5, 4]])
     exact = tower(patches, grids)
-    tower.to(torch.bfloat16)
-    rounded = tower(patches, grids)
+    rounded = tower(patches.bfloat16(), grids)
     assert rounded.dtype == torch.bfloat16
     error = (rounded.float() - exact).norm() / exact.norm()
     assert 1e-4 < error < 3e-2
