@@ -31,12 +31,12 @@ class BlockOutput(NamedTuple):
 
 
 class Block(nn.Module):
-    def __init__(self, config: ModelConfig, layer: int, *, distill: bool = False) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.engram = Engram(config) if layer in config.engram_layers else None
         self.hc_attn = HyperConnection(config)
         self.attn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.attn = CSAttention(config, layer, distill=distill)
+        self.attn = CSAttention(config, layer)
         self.hc_ffn = HyperConnection(config)
         self.ffn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.ffn = MoE(config)

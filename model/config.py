@@ -65,10 +65,10 @@ class ModelConfig:
     """One DeepSeek-V4.1 model, text and vision, under the released field names.
 
     `num_hidden_layers` may be smaller than the schedules cover: the first layers keep their roles
-    and sources past the end are ignored. `qat`, `engram` and `workspace_mb` say how we run it; they
-    are not part of config.json. `carried` holds released entries that do not shape the backbone
-    (the draft heads' settings, library metadata) as (dotted path, JSON text), so that a file comes
-    back whole.
+    and sources past the end are ignored. `qat`, `engram`, `weights` and `workspace_mb` say how we
+    run it; they are not part of config.json. `carried` holds released entries that do not shape the
+    backbone (the draft heads' settings, library metadata) as (dotted path, JSON text), so that a
+    file comes back whole.
     """
 
     vocab_size: int
@@ -126,6 +126,7 @@ class ModelConfig:
     vision: VisionConfig = field(default_factory=VisionConfig)
     qat: QatConfig = field(default_factory=QatConfig)
     engram: EngramStoreConfig = field(default_factory=EngramStoreConfig)
+    weights: str = ""  # a folder of released safetensors to start from; "" = from scratch
     workspace_mb: int = 32
     carried: tuple[tuple[str, str], ...] = ()
 
@@ -166,6 +167,10 @@ class ModelConfig:
         if layer in self.kv_source_layer_ids:
             return "source"
         return "reindex" if layer in self.index_source_layer_ids else "reuse"
+
+    def selects(self, layer: int) -> bool:
+        """True for index sources: they have an indexer and publish a selection of their own."""
+        return self.role(layer) in ("source", "reindex")
 
     def uses_candidates(self, layer: int) -> bool:
         """True for index sources after the candidate source: they score the candidates alone."""

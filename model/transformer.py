@@ -64,11 +64,9 @@ class DeepseekV41(nn.Module):
 
     def __init__(self, config: ModelConfig, *, distill: bool = False) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.distill = config, distill
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            Block(config, n, distill=distill) for n in range(config.num_hidden_layers)
-        )
+        self.layers = nn.ModuleList(Block(config, n) for n in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.head = Head(config)
         self.vision = self.aligner = None
@@ -103,6 +101,7 @@ class DeepseekV41(nn.Module):
             yarn_frequencies(c).to(wide.input_ids.device),
             c.active_ratios,
             balance=balance,
+            distill=self.distill and torch.is_grad_enabled(),
             recall=recall,
         )
         hidden, out = self._run_layers(self._embed(wide), context, engram)

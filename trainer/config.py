@@ -133,6 +133,22 @@ class RouterConfig:
 
 
 @dataclass(frozen=True)
+class IndexerConfig:
+    """How the indexer, which chooses what attention looks at, is trained.
+
+    The language-model loss gives it no gradient. distill: it learns to rank the entries that it
+    selects as attention does, by KL divergence. frozen: not at all. auto: frozen when the model
+    starts from given weights, whose indexer is trained already, else distill.
+    """
+
+    train: Literal["auto", "frozen", "distill"] = "auto"
+
+    def distills(self, model: ModelConfig) -> bool:
+        """Whether the indexer of `model` learns."""
+        return self.train == "distill" or (self.train == "auto" and not model.weights)
+
+
+@dataclass(frozen=True)
 class ParallelConfig:
     """The mesh: dp_replicate copies of the model, each sharded over dp_shard ranks."""
 
@@ -185,6 +201,7 @@ class TrainerConfig:
     checkpoint: CheckpointConfig
     logging: LoggingConfig
     router: RouterConfig = field(default_factory=RouterConfig)
+    indexer: IndexerConfig = field(default_factory=IndexerConfig)
 
     def problems(self) -> list[str]:
         """Rules between the parts; each part's own are its own problems()."""

@@ -121,13 +121,18 @@ def one_step(run: Run, stream: Iterator[list[Batch]]) -> None:
     micro_batches = next(stream)
     waited = time.perf_counter() - started
     lr = learning_rate(run.state.step + 1, config.optim)
+    logged = due(run.state.step + 1, config.logging.every, last=config.train.steps)
     settings = StepSettings(
-        lr, lr * config.optim.table_lr_multiplier, config.train.clip_norm, config.router
+        lr=lr,
+        table_lr=lr * config.optim.table_lr_multiplier,
+        clip_norm=config.train.clip_norm,
+        router=config.router,
+        recall=logged,
     )
     result = train_step(run.learner, micro_batches, settings, ranks=run.ranks)
     run.state = run.state.after_step(tokens=result.tokens.real)
     seconds = time.perf_counter() - started
-    if due(run.state.step, config.logging.every, last=config.train.steps):
+    if logged:
         record = step_record(result, run.state, lr=lr, seconds=seconds, waited=waited)
         run.log(record)
         run.progress.show(record)

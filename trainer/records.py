@@ -23,9 +23,10 @@ def step_record(
     share of positions that hold none. expert_load_max_over_mean is that of the worst layer and
     expert_dead counts experts of all layers that no token of the step reached; expert_dead_text and
     expert_dead_image, in steps with images, those that no token of the kind reached. balance_loss
-    is unweighted and no part of loss. Times are seconds of this rank: step_s of the whole step, of
-    it data_wait_s for data and engram_wait_s for table rows. loss, expert load, balance loss and
-    gate are null where there was nothing to measure.
+    is unweighted and no part of loss. index_loss (nats a query) and index_recall say how well a
+    learning indexer foresees what attention looks at. Times are seconds of this rank: step_s of the
+    whole step, of it data_wait_s for data and engram_wait_s for table rows. Loss, expert load,
+    balance loss, gate and the indexer's figures are null where there was nothing to measure.
     """
     tokens = result.tokens.real
     return {
@@ -41,6 +42,8 @@ def step_record(
         **_dead(result.expert_counts),
         "balance_loss": result.balance_loss,
         "engram_gate_mean": result.gate_mean,
+        "index_loss": result.index_loss,
+        "index_recall": result.index_recall,
         "rss_mb": resident_mb(),
         "step_s": seconds,
         "data_wait_s": waited,

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from data.batch import Batch
+from model.attention.distillation import distilled_queries
+from model.config import ModelConfig
 from model.engram.rows import EngramRows
 from model.engram.store import Window
 from model.layout import ModelInputs
@@ -37,23 +39,30 @@ class StepSettings:
     table_lr: float
     clip_norm: float
     router: RouterConfig = field(default_factory=RouterConfig)
+    recall: bool = False  # whether to measure a learning indexer's recall
 
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """Of a whole step, over all ranks. slots: positions, padding included."""
+    """Of a whole step, over all ranks. slots: positions, padding included. index_queries: tokens
+    that choose among entries, counted in every layer whose indexer chooses."""
 
     valid: int
     real: int
     slots: int
+    index_queries: int
 
     @classmethod
-    def of(cls, batches: Sequence[Batch], ranks: Ranks) -> TokenCounts:
+    def of(cls, batches: Sequence[Batch], model: ModelConfig, ranks: Ranks) -> TokenCounts:
         """Count this rank's batches and add up the ranks."""
         mine = [
             sum(batch.valid_tokens for batch in batches),
             sum(batch.real_tokens for batch in batches),
             sum(batch.labels.numel() for batch in batches),
+            sum(
+                distilled_queries(model, seq_ids=batch.seq_ids, position_ids=batch.position_ids)
+                for batch in batches
+            ),
         ]
         return cls(*ranks.all_reduce_sum(torch.tensor(mine, dtype=torch.int64)).tolist())
 
@@ -66,8 +75,10 @@ class StepResult:
     expert_counts: int64 [layers, 2, experts], text and image tokens given to each expert.
     balance_loss: unweighted, mean over layers and over documents weighted by their tokens, 1 when
     experts are evenly used; None when it is off. gate_mean: mean Engram gate over layers and real
-    tokens, None without Engram. rows_waited: seconds that this rank waited for the step's Engram
-    rows.
+    tokens, None without Engram. index_loss: mean divergence of index scores from attention, in
+    nats; index_recall: see `selection_recall`, mean over the queries measured; None when the
+    indexer is frozen or nothing was measured. rows_waited: seconds that this rank waited for the
+    step's Engram rows.
     """
 
     loss: float | None
@@ -76,6 +87,8 @@ class StepResult:
     expert_counts: Tensor
     balance_loss: float | None
     gate_mean: float | None
+    index_loss: float | None
+    index_recall: float | None
     rows_waited: float
 
 
@@ -85,16 +98,24 @@ def train_step(
     """Learn from this rank's micro-batches of one step.
 
     The loss is the sum over labels divided by the label count of the whole step (all ranks, all
-    micro-batches), and the balance loss one over documents divided by its token count, so the
-    gradient does not depend on how the tokens are split; what has no label contributes zero. Raises
-    DivergedError, on all ranks, before any weight changes.
+    micro-batches), the balance loss one over documents divided by its token count, and the
+    indexer's one over choosing tokens and layers divided by theirs, so the gradient does not depend
+    on how the tokens are split; what has no label contributes zero. Raises DivergedError, on all
+    ranks, before any weight changes.
     """
-    tokens, router = TokenCounts.of(batches, ranks), settings.router
+    router = settings.router
+    tokens = TokenCounts.of(batches, learner.model.config, ranks)
     asked = time.perf_counter()
     window = learner.store.open_window([batch.engram_rows for batch in batches])
     rows_waited = time.perf_counter() - asked
     sums = accumulate(
-        learner, batches, window, tokens, balance_weight=router.balance_loss_weight, ranks=ranks
+        learner,
+        batches,
+        window,
+        tokens,
+        balance_weight=router.balance_loss_weight,
+        recall=settings.recall,
+        ranks=ranks,
     )
     reduce_islands(learner.model, ranks)
     tables = collect_table_gradients(window, ranks)
@@ -112,17 +133,23 @@ def train_step(
         expert_counts=sums.experts,
         balance_loss=_balance_loss(sums, tokens, router),
         gate_mean=sums.gates / tokens.real if window.ids and tokens.real else None,
+        index_loss=_index_loss(sums, tokens, learner),
+        index_recall=sums.recall / sums.recalled if sums.recalled else None,
         rows_waited=rows_waited,
     )
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Of a step's outputs, over all ranks; gates: mean over layers, summed over real tokens."""
+    """Of a step's outputs, over all ranks; gates: mean over layers, summed over real tokens;
+    recall: over `recalled` queries."""
 
     loss: float
     gates: float
     balance: float
+    index: float
+    recall: float
+    recalled: float
     experts: Tensor
 
 
@@ -133,31 +160,44 @@ def accumulate(
     tokens: TokenCounts,
     *,
     balance_weight: float,
+    recall: bool = False,
     ranks: Ranks,
 ) -> Sums:
     """Add to parameters and window the gradient of the losses, each summed over `batches` and
     divided by the whole step's count: labels for the language-model loss, real tokens for the
-    balance loss."""
-    floats = torch.zeros(3, dtype=torch.float64)
+    balance loss, choosing tokens for the indexer's."""
+    floats = torch.zeros(6, dtype=torch.float64)
     counts = []
     for number, batch in enumerate(batches):
-        out = forward(learner, batch, window.rows(number), balance=balance_weight > 0)
+        rows, balance = window.rows(number), balance_weight > 0
+        out = forward(learner, batch, rows, balance=balance, recall=recall)
         assert out.loss_sum is not None
         loss = out.loss_sum / max(tokens.valid, 1)
         if out.balance_loss is not None:
             loss = loss + out.balance_loss * (balance_weight / max(tokens.real, 1))
             floats[2] += out.balance_loss.detach()
+        if out.index_loss is not None:
+            loss = loss + out.index_loss / max(tokens.index_queries, 1)
+            floats[3] += out.index_loss.detach()
+        if out.index_recall is not None:
+            floats[4:] += out.index_recall
         loss.backward()
         floats[0] += out.loss_sum.detach()
         if window.ids and batch.real_tokens:
             floats[1] += out.engram_gate_mean.detach().mean() * batch.real_tokens
         counts.append(out.expert_counts)
-    loss, gates, balance = ranks.all_reduce_sum(floats).tolist()
-    return Sums(loss, gates, balance, ranks.all_reduce_sum(torch.stack(counts).sum(0)))
+    experts = ranks.all_reduce_sum(torch.stack(counts).sum(0))
+    loss, gates, balance, index, held, recalled = ranks.all_reduce_sum(floats).tolist()
+    return Sums(loss, gates, balance, index, held, recalled, experts)
 
 
 def forward(
-    learner: Learner, batch: Batch, engram: list[EngramRows], *, balance: bool = False
+    learner: Learner,
+    batch: Batch,
+    engram: list[EngramRows],
+    *,
+    balance: bool = False,
+    recall: bool = False,
 ) -> ForwardOutput:
     """The model's output for one micro-batch, the loss summed over its labels."""
     inputs = ModelInputs(
@@ -166,13 +206,20 @@ def forward(
         position_ids=batch.position_ids,
         token_types=batch.token_types,
     )
-    return learner.model(inputs, engram=engram, labels=batch.labels, balance=balance)
+    options = {"balance": balance, "recall": recall}
+    return learner.model(inputs, engram=engram, labels=batch.labels, **options)
 
 
 def _balance_loss(sums: Sums, tokens: TokenCounts, router: RouterConfig) -> float | None:
     if router.balance_loss_weight == 0 or tokens.real == 0:
         return None
     return sums.balance / tokens.real / len(sums.experts)
+
+
+def _index_loss(sums: Sums, tokens: TokenCounts, learner: Learner) -> float | None:
+    if not learner.model.distill or tokens.index_queries == 0:
+        return None
+    return sums.index / tokens.index_queries
 
 
 def _limit_gradient(

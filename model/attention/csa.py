@@ -36,7 +36,8 @@ class AttentionContext:
     yarn: Tensor  # [T, rope_dim / 2] complex64, every other layer
     visible: dict[int, VisibleRange]  # by ratio
     documents: Documents | None = None  # when the experts' balance loss is wanted
-    recall: bool = False  # whether layers whose indexer learns measure its recall
+    distill: bool = False  # whether index sources give what their indexer learns from
+    recall: bool = False  # whether they then also measure its recall
 
     @classmethod
     def of(
@@ -47,6 +48,7 @@ class AttentionContext:
         ratios: tuple[int, ...],
         *,
         balance: bool = False,
+        distill: bool = False,
         recall: bool = False,
     ) -> AttentionContext:
         return cls(
@@ -55,6 +57,7 @@ class AttentionContext:
             yarn=rotation(yarn, layout.position),
             visible={r: layout.visible(r) for r in ratios},
             documents=layout.documents() if balance else None,
+            distill=distill,
             recall=recall,
         )
 
@@ -76,14 +79,10 @@ class AttentionOutput(NamedTuple):
 
 
 class CSAttention(nn.Module):
-    """One layer's attention over x [T, D].
+    """One layer's attention over x [T, D]."""
 
-    `distill`: an index source's scores learn, in training, from what its attention looks at.
-    """
-
-    def __init__(self, config: ModelConfig, layer: int, *, distill: bool = False) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.distill = distill
         self.role = config.role(layer)
         self.ratio = config.ratio(layer)
         self.makes_candidates = layer == config.candidate_source_layer_id
@@ -134,7 +133,7 @@ class CSAttention(nn.Module):
             entries=shared.entries if shared and self.ratio else None,
             selected=shared.selected if shared and self.ratio else None,
             settings=self.settings,
-            with_mass=self.distill and published is not None and torch.is_grad_enabled(),
+            with_mass=context.distill and published is not None,
         )
         loss = recall = None
         if mass is not None:

@@ -13,6 +13,15 @@ import torch
 from torch import Tensor
 
 from model.attention.indexer import weighted
+from model.config import ModelConfig
+
+
+def distilled_queries(config: ModelConfig, *, seq_ids: Tensor, position_ids: Tensor) -> int:
+    """How many terms the divergence of a micro-batch has: one for each index source and each token
+    that sees an entry there; both tensors as in `ModelInputs`."""
+    sources = [n for n in range(config.num_hidden_layers) if config.selects(n)]
+    seen = [(seq_ids > 0) & (position_ids + 1 >= config.ratio(n)) for n in sources]
+    return sum(int(some.sum()) for some in seen)
 
 
 def selection_divergence(

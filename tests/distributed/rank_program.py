@@ -62,7 +62,7 @@ def first_gradient(config: TrainerConfig, ranks: Ranks) -> dict[str, object]:
         workers=0,
     )
     window = learner.store.open_window([batch.engram_rows for batch in mine])
-    tokens, weight = TokenCounts.of(mine, ranks), config.router.balance_loss_weight
+    tokens, weight = TokenCounts.of(mine, config.model, ranks), config.router.balance_loss_weight
     accumulate(learner, mine, window, tokens, balance_weight=weight, ranks=ranks)
     reduce_islands(learner.model, ranks)
     tables = collect_table_gradients(window, ranks)

@@ -318,3 +318,28 @@ def test_nothing_is_computed_without_gradients_or_when_frozen(
     out = forward(frozen, packed, recall=True)
     assert out.index_loss is out.index_recall is None
     assert not any(p.requires_grad for n, p in frozen.model.named_parameters() if "indexer" in n)
+
+
+def test_learning_raises_the_recall(
+    make_config: Callable, make_rig: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From scratch, 16 of up to 120 entries; sharp attention, so that some are worth more."""
+    monkeypatch.setattr("model.attention.recall.PROBES", 1000)
+    rig = make_rig(make_config(index_topk=16, candidate_topk_blocks=10), distill=True)
+    with torch.no_grad():
+        for layer in rig.model.layers:
+            layer.attn.wq_b.weight.mul_(3)
+    packed = rig.pack([[tokens(120, 1)]])
+    indexer = [p for n, p in rig.model.named_parameters() if ".indexer." in n]
+    optimizer = torch.optim.Adam(indexer, lr=1e-2)
+    losses, recalls = [], []
+    for step in range(13):
+        out = forward(rig, packed, recall=step in (0, 12))
+        (out.index_loss / 360).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(out.index_loss.item())
+        if out.index_recall is not None:
+            recalls.append(float(out.index_recall[0] / out.index_recall[1]))
+    assert losses[-1] < 0.7 * losses[0]
+    assert recalls[1] > recalls[0] + 0.08

@@ -56,7 +56,7 @@ def padding(corpus, rows=2):
 def gradients(config, split):
     """Parameter gradients by name, dense table gradients and the step's sums, unclipped."""
     learner = build_learner(config)
-    tokens = TokenCounts.of(split, Ranks())
+    tokens = TokenCounts.of(split, config.model, Ranks())
     window = learner.store.open_window([batch.engram_rows for batch in split])
     weight = config.router.balance_loss_weight
     sums = accumulate(learner, split, window, tokens, balance_weight=weight, ranks=Ranks())
@@ -75,6 +75,7 @@ def test_gradients_do_not_depend_on_the_micro_batches(config, corpus):
         split, sums = gradients(config, micro_batches(corpus, size))
         assert sums.loss == pytest.approx(whole_sums.loss, rel=1e-6)
         assert sums.balance == pytest.approx(whole_sums.balance, rel=1e-6)
+        assert sums.index == pytest.approx(whole_sums.index, rel=1e-5)
         assert torch.equal(sums.experts, whole_sums.experts)
         assert split.keys() == whole.keys()
         for name, grad in whole.items():
@@ -96,7 +97,7 @@ def test_a_step_without_labels_divides_by_nothing(learner, corpus):
     before = {name: tensor.clone() for name, tensor in learner.tensors().items()}
     result = train_step(learner, [padding(corpus)], SETTINGS, ranks=Ranks())
     assert (result.loss, result.grad_norm, result.gate_mean) == (None, 0.0, None)
-    assert result.tokens == TokenCounts(valid=0, real=0, slots=128)
+    assert result.tokens == TokenCounts(valid=0, real=0, slots=128, index_queries=0)
     after = learner.tensors()
     assert all(bool(torch.isfinite(t.float()).all()) for t in after.values())
     assert torch.equal(after["model/embed.weight"], before["model/embed.weight"])
