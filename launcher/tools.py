@@ -1,4 +1,4 @@
-"""`dsv41 plot|verify`: tools around runs. A command's module is imported when it is used."""
+"""`dsv41 COMMAND`: tools around runs. A command's module is imported when it is used."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from trainer.exit_codes import ExitCode
 
 # name: (module with add_arguments(parser) and run(args) -> exit code, what it does)
 COMMANDS = {
+    "generate": ("launcher.generate", "sample text from a run's newest checkpoint"),
     "plot": ("trainer.plot", "draw the loss curves of runs to a PNG"),
     "verify": ("launcher.verify.command", "check this installation against reference cases"),
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -66,7 +66,7 @@ class Checkpoints:
 
     def all(self) -> list[Path]:
         """Folders of finished saves, oldest first, whole or not."""
-        return sorted(p for p in self.folder.iterdir() if p.is_dir() and _STEP.fullmatch(p.name))
+        return _finished(self.folder)
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of `step` is, or would be."""
@@ -143,22 +143,7 @@ class Checkpoints:
 
         Raises ValueError when names, shapes or dtypes differ from what was saved.
         """
-        reader = FileSystemReader(folder)
-        saved = {
-            name: (tuple(entry.size), entry.properties.dtype)
-            for name, entry in reader.read_metadata().state_dict_metadata.items()
-            if isinstance(entry, TensorStorageMetadata)
-        }
-        wanted = {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}
-        if saved != wanted:
-            names = sorted(n for n in saved.keys() | wanted.keys() if saved.get(n) != wanted.get(n))
-            listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-            raise ValueError(
-                f"{folder} holds another model or optimiser: {len(names)} of {len(wanted)} tensors "
-                f"differ in name, shape or dtype ({listed}). Use the configuration that wrote it."
-            )
-        with _quiet():
-            load(dict(tensors), storage_reader=reader, no_dist=self._ranks.world == 1)
+        read_tensors(folder, tensors, whole=True, one_rank=self._ranks.world == 1)
         return TrainState.read(folder)
 
     def _newest(self) -> tuple[Path | None, str]:
@@ -168,9 +153,8 @@ class Checkpoints:
                 break
             bad[path] = problems
         else:
-            lines = [f"  {problem}" for problems in bad.values() for problem in problems]
-            report = "No checkpoint of this run is whole; restore a file or start a new run:"
-            return None, "\n".join([report, *lines]) if bad else ""
+            every = [problem for problems in bad.values() for problem in problems]
+            return None, _none_is_whole(every) if bad else ""
         self._whole.add(path)
         for damaged, problems in bad.items():
             aside = damaged.with_name(f"{damaged.name}.damaged-{self._attempt:03d}")
@@ -196,9 +180,61 @@ class Checkpoints:
         return agreed_writes(self._ranks, doing=doing, path=self.folder)
 
 
+def newest_whole(folder: Path) -> Path | None:
+    """The newest whole checkpoint in a run's checkpoint folder, for those who only read.
+
+    None when there is none at all. Raises DamagedCheckpointsError when there are some and none is
+    whole. Reads every byte of the newest.
+    """
+    bad = []
+    for path in reversed(_finished(folder)):
+        if not (problems := damage(path)):
+            return path
+        bad += problems
+    if bad:
+        raise DamagedCheckpointsError(_none_is_whole(bad))
+    return None
+
+
+def read_tensors(
+    folder: Path, tensors: Mapping[str, Tensor], *, whole: bool, one_rank: bool
+) -> None:
+    """Fill `tensors` in place from a whole checkpoint; with `whole` it must hold no others.
+
+    Raises ValueError when names, shapes or dtypes differ from what was saved.
+    """
+    reader = FileSystemReader(folder)
+    saved = {
+        name: (tuple(entry.size), entry.properties.dtype)
+        for name, entry in reader.read_metadata().state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    wanted = {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}
+    names = saved.keys() | wanted.keys() if whole else wanted.keys()
+    if different := sorted(n for n in names if saved.get(n) != wanted.get(n)):
+        listed = ", ".join(different[:5]) + (", ..." if len(different) > 5 else "")
+        raise ValueError(
+            f"{folder} holds another model or optimiser: {len(different)} of {len(wanted)} tensors "
+            f"differ in name, shape or dtype ({listed}). Use the configuration that wrote it."
+        )
+    with _quiet():
+        load(dict(tensors), storage_reader=reader, no_dist=one_rank)
+
+
 def stored_bytes(tensors: Mapping[str, Tensor]) -> int:
     """Bytes that the tensors take on disk, each counted whole however it is sharded."""
     return sum(t.numel() * t.element_size() + TENSOR_OVERHEAD for t in tensors.values())
+
+
+def _finished(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(p for p in folder.iterdir() if p.is_dir() and _STEP.fullmatch(p.name))
+
+
+def _none_is_whole(problems: Sequence[str]) -> str:
+    report = "No checkpoint of this run is whole; restore a file or start a new run:"
+    return "\n".join([report, *(f"  {problem}" for problem in problems)])
 
 
 def _save_tensors(folder: Path, tensors: Mapping[str, Tensor], *, one_rank: bool) -> None:

@@ -1,0 +1,108 @@
+"""dsv41 generate on a run that was really trained: texts, and refusals for people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher import tools
+from launcher.generate import pieces
+from launcher.run_dir import create
+from launcher.validate import validate
+from trainer.exit_codes import ExitCode
+from trainer.loop import train
+from trainer.ranks import Ranks
+
+GOLDEN_TOKENIZER = Path(__file__).parents[2] / "golden" / "tokenizer.json"
+SMALL = (
+    "data=text",
+    f"data.tokenizer={GOLDEN_TOKENIZER}",
+    "data.pack_length=64",
+    "data.holdout=0",
+    "model.vocab_size=448",
+    "model.hidden_size=32",
+    "model.num_hidden_layers=4",
+    "model.compress_ratios=[0,0,2,1]",
+    "model.kv_source_layer_ids=[2,3]",
+    "model.index_source_layer_ids=[2,3]",
+    "model.candidate_source_layer_id=3",
+    "model.moe_intermediate_size=16",
+    "model.engram_layer_ids=[1]",
+    "model.engram_num_embeddings=[384]",
+    "model.engram_vocab_size=50",
+    "model.engram_n_heads=2",
+    "model.engram_compressed_vocab_size=323",
+    "model.image_token_id=3",
+    "train.steps=2",
+    "train.threads=1",
+    "eval.every=0",
+)
+
+
+@pytest.fixture
+def make_run(composed, tmp_path):
+    """make_run(*overrides) -> (folder of a new small run, its configuration)."""
+    (tmp_path / "a.txt").write_text("the engram memory remembers the words " * 30)
+
+    def make(*overrides):
+        paths = (f"data.paths=[{tmp_path / 'a.txt'}]", f"runs_dir={tmp_path / 'runs'}")
+        config = validate(composed("+experiment=tiny", *SMALL, *paths, *overrides), environ={})
+        new = create(config, overrides=[])
+        return new.folder.path, new.config
+
+    return make
+
+
+def trained(config, folder: Path) -> None:
+    outcome = train(
+        config, run_dir=folder, attempt=1, ranks=Ranks(), resume=False, say=lambda text: None
+    )
+    assert outcome.code == ExitCode.DONE
+
+
+def test_texts_from_a_run(make_run, capsys):
+    folder, config = make_run()
+    trained(config, folder)
+    words = ["generate", str(folder), "--prompt", "the engram", "--max-tokens", "5", "--num", "2"]
+    assert tools.main(words) == ExitCode.DONE
+    out, err = capsys.readouterr()
+    first, second = out.rstrip("\n").split("\n\n", 1)
+    assert first.startswith("the engram") and second.startswith("the engram")
+    assert first != second
+    assert f"{folder}, step 2" in err and "tokens in" in err
+    assert tools.main(words) == ExitCode.DONE
+    assert capsys.readouterr().out == out
+    assert tools.main([*words, "--seed", "1"]) == ExitCode.DONE
+    assert capsys.readouterr().out != out
+    # Reading leaves the run as it is.
+    assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["step_00000002"]
+    assert tools.main(["generate", str(folder), "--max-tokens", "2000000"]) == ExitCode.USAGE
+    assert "the model holds 1,048,576" in capsys.readouterr().err
+    for file in (folder / "checkpoints" / "step_00000002").glob("*.distcp"):
+        file.write_bytes(file.read_bytes()[:-1])
+    assert tools.main(words) == ExitCode.IO_ERROR
+    assert "No checkpoint of this run is whole" in capsys.readouterr().err
+
+
+def test_what_cannot_be_sampled_is_explained(make_run, capsys, tmp_path):
+    folder, _ = make_run()
+    assert tools.main(["generate", str(folder)]) == ExitCode.CONFIG
+    assert "has no checkpoint yet; wait for its first" in capsys.readouterr().err
+    assert tools.main(["generate", str(folder.parent)]) == ExitCode.USAGE
+    assert f"did you mean {folder}?" in capsys.readouterr().err
+    assert tools.main(["generate", str(tmp_path / "none")]) == ExitCode.USAGE
+    assert "does not exist; give a run's folder" in capsys.readouterr().err
+    bad = ["--top-p", "0", "--num", "0", "--seed", "-1", "--temperature", "-2"]
+    assert tools.main(["generate", str(folder), *bad]) == ExitCode.USAGE
+    told = capsys.readouterr().err
+    assert all(f"--{name}" in told for name in ("top-p", "num", "seed", "temperature"))
+
+
+def test_half_a_character_waits_for_its_other_half():
+    def decode(ids, skip_special_tokens):
+        return bytes(ids).decode(errors="replace")
+
+    euro, seen = "€".encode(), list(b"a ")
+    assert list(pieces(decode, seen, iter([*euro, *b"b", euro[0]]))) == ["€", "b", "\ufffd"]
+    assert bytes(seen) == b"a " + euro + b"b" + euro[:1]
