@@ -179,12 +179,18 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class LoggingConfig:
-    """A metrics record and a progress line every N steps, and after the last step."""
+    """A metrics record and a progress line every N steps, and after the last step.
+
+    samples: every N steps, and after the last, also two short texts that the model writes; 0 =
+    never.
+    """
 
     every: int = 1
+    samples: int = 0
 
     def problems(self) -> list[str]:
-        return _whole("logging.every", self.every, least=1)
+        found = _whole("logging.every", self.every, least=1)
+        return found + _whole("logging.samples", self.samples, least=0)
 
 
 @dataclass(frozen=True)

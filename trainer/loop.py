@@ -74,6 +74,8 @@ def run_steps(run: Run, stop: StopSignals) -> Outcome:
             step = run.state.step
             if due(step, config.eval.every, last=last):
                 run.evaluate()
+            if due(step, config.logging.samples, last=last):
+                run.say_samples()
             stopping = agreed_stop(stop, run.ranks)
             if stopping or step == last or due(step, config.checkpoint.every, last=last):
                 run.save()

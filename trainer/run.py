@@ -13,6 +13,7 @@ from trainer.learner import Learner
 from trainer.metrics import MetricsLog, Record
 from trainer.progress import ProgressView
 from trainer.ranks import Ranks
+from trainer.samples import say_samples
 from trainer.state import TrainState
 
 
@@ -48,6 +49,17 @@ class Run:
         self.progress.say(
             f"step {self.state.step}: held-out loss {result.loss:.3f}, "
             f"perplexity {result.perplexity:,.1f}"
+        )
+
+    def say_samples(self) -> None:
+        """Say what the model writes."""
+        say_samples(
+            self.config,
+            self.learner,
+            self.corpus.heldout,
+            step=self.state.step,
+            ranks=self.ranks,
+            say=self.progress.say,
         )
 
     def save(self) -> None:

@@ -17,6 +17,9 @@ from model.engram.streaming import StreamingHasher
 from model.engram.token_map import compress
 from model.layout import ModelInputs
 from model.transformer import DeepseekV41
+from trainer.ranks import Ranks
+
+ONE_RANK = Ranks()
 
 
 @dataclass(frozen=True)
@@ -92,11 +95,12 @@ def generate(
     config: ModelConfig,
     tokens: int,
     dice: np.random.Generator,
+    ranks: Ranks = ONE_RANK,
 ) -> Iterator[int]:
     """The tokens that follow `prompt`, as they come, until end of text or sampling.max_tokens.
 
     tokens: how many the tokenizer has; ids past it have no text. Equal logits and dice give equal
-    text.
+    text. Several ranks follow the first one's choice, so that they end together.
     """
     banned = np.zeros(config.vocab_size, dtype=bool)
     banned[tokens:] = True
@@ -106,7 +110,7 @@ def generate(
     following: Sequence[int] = prompt
     for _ in range(sampling.max_tokens):
         logits = source.after(following).double().cpu().numpy()
-        token = choose(np.where(banned, -np.inf, logits), sampling, dice)
+        token = ranks.from_first(choose(np.where(banned, -np.inf, logits), sampling, dice))
         if token == config.eos_token_id:
             return
         yield token

@@ -334,6 +334,17 @@ def test_logging_less_often_keeps_the_last_step(config, tmp_path):
     assert saved_steps(tmp_path) == [5]
 
 
+def test_samples_are_said_and_change_nothing(config, through, tmp_path):
+    said = []
+    looked = of_steps(config, 3, logging=dataclasses.replace(config.logging, samples=2))
+    assert train(looked, tmp_path, say=said.append).code == ExitCode.DONE
+    assert records(tmp_path)[:3] == records(through)[:3]
+    samples = [line for line in said if " goes on " in line]
+    assert [line.split(":")[0] for line in samples] == ["step 2", "step 2", "step 3", "step 3"]
+    words = "engram memory sparse window query expert token stream hash".split()
+    assert all(any(word in line.split(" goes on ")[0] for word in words) for line in samples)
+
+
 def test_an_outcome_survives_json():
     outcome = Outcome(ExitCode.DIVERGED, "diverged", 7, "why")
     text = json.dumps(outcome.to_dict())
