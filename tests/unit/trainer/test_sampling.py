@@ -26,6 +26,7 @@ from trainer.step import forward
 def learner(config):
     """Weights large enough that every mechanism moves the logits."""
     learner = build_learner(config)
+    assert isinstance(learner.store, LocalStore)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in learner.model.named_parameters():
@@ -53,7 +54,9 @@ def batch(config):
 def training_logits(learner, batch):
     unlabelled = dataclasses.replace(batch, labels=None)
     window = learner.store.open_window([batch.engram_rows])
-    return forward(learner, unlabelled, window.rows(0)).logits
+    logits = forward(learner, unlabelled, window.rows(0)).logits
+    assert logits is not None
+    return logits
 
 
 def documents(batch):
