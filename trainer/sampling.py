@@ -82,9 +82,9 @@ class NextToken:
             token_types=torch.full_like(ids, -1, dtype=torch.int8),
         )
         window = self._store.open_window([rows])
-        logits = self._model(inputs, engram=window.rows(0), logits_to_keep=1).logits
-        assert logits is not None
-        return logits[0, 0]
+        hidden = self._model(inputs, engram=window.rows(0), head=False).hidden
+        assert hidden is not None
+        return self._model.head(hidden[0, -1:], None)[0]
 
 
 def generate(
