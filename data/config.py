@@ -2,53 +2,88 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from data.sources.config import FieldsConfig, SourceConfig
 
 if TYPE_CHECKING:
     from model.config import ModelConfig
 
-Source = Literal["embedded", "jsonl", "text"]
+__all__ = ["DataConfig", "FieldsConfig", "MixtureSource", "SourceConfig"]
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,40}")
+_YAML_WORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 
 
-@dataclass(frozen=True)
-class DataConfig:
-    """The documents of a run and the shape of its packs.
+@dataclass(frozen=True, kw_only=True)
+class MixtureSource(SourceConfig):
+    """A source of a mixture.
 
-    source: embedded = the prose of Python's own help topics, no download; jsonl = one JSON object
-    a line with the text in `text_field`; text = one document a .txt file. paths: files, glob
-    patterns or folders. tokenizer: "deepseek" (the released one) or the path of a tokenizer.json.
-    pack_length: tokens of one row. holdout: share of the documents kept from training for
-    evaluation. workers: processes that prepare batches; 0 = this one.
+    weight: its share of the packs is weight / the sum of all weights. Each source is gone through
+    in its own order, and anew whenever it is used up. epochs: the most times that may happen;
+    None = as often as the weights ask for.
     """
 
-    source: Source
+    weight: float
+    epochs: int | None = None
+
+    def source_problems(self, name: str) -> list[str]:
+        found = super().source_problems(name)
+        if not 0 < self.weight < float("inf"):
+            found.append(
+                f"{name}.weight={self.weight} must be above 0; drop a source that is not used"
+            )
+        if self.epochs is not None and self.epochs < 1:
+            found.append(f"{name}.epochs={self.epochs} must be 1 or more, or null for no limit")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(SourceConfig):
+    """The documents of a run and the shape of its packs.
+
+    The settings of SourceConfig describe its one source; source=mixture takes those in `mixture`
+    instead, by names of your own. tokenizer: "deepseek" (the released one) or the path of a
+    tokenizer.json. pack_length: tokens of one row. holdout: share of the documents kept from
+    training for evaluation. workers: processes that prepare batches; 0 = this one. cache_dir: where
+    tokenised documents are kept; None = dsv41-train/data in the user's cache folder. processes:
+    how many tokenise; None = one a core. window_documents: documents that are packed together.
+    """
+
     pack_length: int
-    paths: tuple[str, ...] = ()
-    text_field: str = "text"
+    mixture: Mapping[str, MixtureSource] = field(default_factory=dict)
     tokenizer: str = "deepseek"
     holdout: float = 0.05
     workers: int = 0
+    cache_dir: str | None = None
+    processes: int | None = None
+    window_documents: int = 2**20
+
+    @property
+    def cache_folder(self) -> Path:
+        """The folder of all prepared sets."""
+        if self.cache_dir is not None:
+            return Path(self.cache_dir).expanduser()
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        return Path(base).expanduser() / "dsv41-train" / "data"
+
+    def named_sources(self) -> Iterator[tuple[str, SourceConfig]]:
+        """(what its settings are called, source) of each source of the run."""
+        if self.source != "mixture":
+            yield "data", self
+        for name, source in self.mixture.items():
+            yield f"data.mixture.{name}", source
 
     def problems(self) -> list[str]:
         """Broken rules among these fields alone, each with its fix; empty when sound."""
-        found = []
-        sources = get_args(Source)
-        if self.source not in sources:
-            found.append(f"data.source={self.source} is unknown; use one of {', '.join(sources)}")
-        if self.source == "embedded" and self.paths:
-            found.append(
-                f"data.paths={list(self.paths)} is not read by data.source=embedded; "
-                "use data.source=jsonl or text, or drop data.paths"
-            )
-        if self.source in ("jsonl", "text") and not self.paths:
-            found.append(
-                f"data.source={self.source} needs data.paths: files, glob patterns or folders"
-            )
-        if any(not path for path in self.paths):
-            found.append(f"data.paths={list(self.paths)} holds an empty path; drop it")
-        if not self.text_field:
-            found.append("data.text_field is empty; name the field that holds the text")
+        found = self._mixture_problems()
+        for name, source in self.named_sources():
+            found += source.source_problems(name)
         if not self.tokenizer:
             found.append("data.tokenizer is empty; use deepseek or the path of a tokenizer.json")
         if self.pack_length < 2:
@@ -59,6 +94,45 @@ class DataConfig:
             found.append(f"data.holdout={self.holdout} must be a share of 0 or more and below 1")
         if self.workers < 0:
             found.append(f"data.workers={self.workers} must be 0 (none) or more")
+        if self.cache_dir == "":
+            found.append("data.cache_dir is empty; name a folder, or null for the user's cache")
+        if self.processes is not None and self.processes < 1:
+            found.append(
+                f"data.processes={self.processes} must be 1 or more, or null for all cores"
+            )
+        if self.window_documents < 1:
+            found.append(f"data.window_documents={self.window_documents} must be 1 or more")
+        return found
+
+    def _mixture_problems(self) -> list[str]:
+        if self.source != "mixture":
+            if not self.mixture:
+                return []
+            names = ", ".join(self.mixture)
+            return [
+                f"data.mixture ({names}) is not read by data.source={self.source}; "
+                "use data=mixture, or drop data.mixture"
+            ]
+        found = []
+        if not self.mixture:
+            found.append(
+                "data.source=mixture needs data.mixture: a weight and the settings of a source "
+                "under each name of your choice"
+            )
+        for f in fields(SourceConfig):
+            default = f.default_factory() if callable(f.default_factory) else f.default
+            value = getattr(self, f.name)
+            if f.name != "source" and value != default:
+                found.append(
+                    f"data.{f.name}={value} is not read by data.source=mixture; set it in the "
+                    f"sources, for example data.mixture.NAME.{f.name}"
+                )
+        found += [
+            f"data.mixture.{name}: a source's name is up to 41 letters, digits, '_' and '-', a "
+            "letter first, and none of YAML's own words; rename it"
+            for name in self.mixture
+            if not _NAME.fullmatch(name) or name.lower() in _YAML_WORDS
+        ]
         return found
 
     def model_problems(self, model: ModelConfig) -> list[str]:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from data.cache.prepare import PreparedSource, prepare
 from data.config import DataConfig
-from data.documents import Documents, Progress, tokenise
 from data.engram import RowHasher
+from data.kinds.opening import kind_problems
 from data.order import split_documents
 from data.packing import PackPlan, plan_packs
-from data.tokenizer import tokenizer_problems
+from data.tokenizer import Encoder, tokenizer_problems
 
 if TYPE_CHECKING:
     from model.config import ModelConfig
@@ -68,44 +69,56 @@ def data_problems(data: DataConfig, model: ModelConfig) -> list[str]:
 
     Loads the tokenizer (about two seconds for the released one). Each message names its fix.
     """
-    found = data.problems() + data.model_problems(model)
-    if data.tokenizer:
-        found += tokenizer_problems(data.tokenizer, model)
+    return data.problems() + data.model_problems(model) + encoding_problems(data, model)
+
+
+def encoding_problems(data: DataConfig, model: ModelConfig) -> list[str]:
+    """Why the tokenizer does not fit the model or the kinds of documents."""
+    if not data.tokenizer:
+        return []
+    if found := tokenizer_problems(data.tokenizer, model):
+        return found
+    encoder = Encoder.for_model(model, tokenizer=data.tokenizer)
+    for name, source in data.named_sources():
+        found += kind_problems(source, encoder, name=name)
     return found
 
 
-def load_corpus(
-    data: DataConfig, model: ModelConfig, *, seed: int, progress: Progress | None = None
-) -> Corpus:
-    """Read, tokenise, split and pack the documents of `data` for `model`.
+def load_corpus(data: DataConfig, model: ModelConfig, *, seed: int) -> Corpus:
+    """Prepare, split and pack the documents of `data` for `model`.
 
-    progress(done, total), if given, follows the reading. ValueError lists every fault of the
-    configuration; DataError names the file and line of bad data.
+    ValueError lists every fault of the configuration; DataError names the file and line of bad
+    data.
     """
     if found := data_problems(data, model):
         raise ValueError("\n".join(found))
     hasher = RowHasher.for_model(model, tokenizer=data.tokenizer)
-    documents = tokenise(data, model, progress=progress)
-    training, held_out = split_documents(len(documents), holdout=data.holdout, seed=seed)
+    tokens, offsets = _in_memory(prepare(data, model, say=lambda text: None))
+    training, held_out = split_documents(len(offsets) - 1, holdout=data.holdout, seed=seed)
 
     def packed(chosen: np.ndarray) -> PackedSet:
-        plan = plan_packs(
-            documents.offsets, chosen, pack_length=data.pack_length, alignment=model.alignment
-        )
-        return PackedSet(documents.tokens, plan, data.pack_length, model.pad_token_id, hasher)
+        plan = plan_packs(offsets, chosen, pack_length=data.pack_length, alignment=model.alignment)
+        return PackedSet(tokens, plan, data.pack_length, model.pad_token_id, hasher)
 
     train, heldout = packed(training), packed(held_out)
     return Corpus(
         train=train,
         heldout=heldout,
-        documents=len(documents),
-        fingerprint=_fingerprint_tokens(documents),
+        documents=len(offsets) - 1,
+        fingerprint=_sha256(tokens.astype("<i4"), offsets.astype("<i8")),
         plan_fingerprint=_fingerprint_plans(train, heldout),
     )
 
 
-def _fingerprint_tokens(documents: Documents) -> str:
-    return _sha256(documents.tokens.astype("<i4"), documents.offsets.astype("<i8"))
+def _in_memory(sources: list[PreparedSource]) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens int32, offsets int64) of all documents."""
+    if len(sources) > 1 or any(s.set.header["settings"]["kind"] != "pretrain" for s in sources):
+        raise ValueError("only one source of kind pretrain can be trained on so far")
+    made = sources[0].set
+    windows = range(made.windows)
+    lengths = np.concatenate([made.lengths(w) for w in windows])
+    offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+    return np.concatenate([made.tokens(w) for w in windows]), offsets
 
 
 def _fingerprint_plans(*sets: PackedSet) -> str:

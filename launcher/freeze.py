@@ -82,4 +82,9 @@ def differences(
                     getattr(old, f.name), getattr(new, f.name), path=name, skip=skip
                 )
         return found
+    if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
+        found = []
+        for name in old:
+            found += differences(old[name], new[name], path=f"{path}.{name}", skip=skip)
+        return found
     return [] if old == new else [f"{path}: {old} -> {new}"]

@@ -14,7 +14,7 @@ from trainer.exit_codes import ExitCode
 Say = Callable[[str], None]
 
 # Settings that say where a run lies and how it is started, not what it computes.
-NOT_COMPARED = frozenset({"id", "resume", "runs_dir"})
+NOT_COMPARED = frozenset({"id", "resume", "runs_dir", "data.cache_dir", "data.processes"})
 
 
 def open_run(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from data.config import DataConfig
 from data.order import sharing_problems
@@ -66,22 +67,24 @@ def evaluation_has_documents(data: DataConfig, eval: EvalConfig) -> list[str]:
 
 def data_is_there(data: DataConfig) -> list[str]:
     from data.errors import DataError
-    from data.sources import source_files
+    from data.sources.config import FILES
+    from data.sources.opening import source_files
 
-    if data.source == "embedded" or not data.paths or not all(data.paths):
-        return []
     found = []
-    for path in data.paths:
-        try:
-            files = source_files(DataConfig(data.source, data.pack_length, paths=(path,)))
-        except DataError as error:
-            found.append(f"data.paths: {error}")
+    for name, source in data.named_sources():
+        if source.source not in FILES or not all(source.paths):
             continue
-        found += [
-            f"data.paths: {file}: cannot be read; correct its permissions (chmod +r)"
-            for file in files
-            if not os.access(file, os.R_OK)
-        ]
+        for path in source.paths:
+            try:
+                files = source_files(replace(source, paths=(path,)), name=name)
+            except DataError as error:
+                found.append(f"{name}.paths: {error}")
+                continue
+            found += [
+                f"{name}.paths: {file}: cannot be read; correct its permissions (chmod +r)"
+                for file in files
+                if not os.access(file, os.R_OK)
+            ]
     return found
 
 
@@ -95,10 +98,10 @@ def tables_have_their_sizes(model: ModelConfig) -> list[str]:
     return []
 
 
-def tokenizer_fits_model(data: DataConfig, model: ModelConfig) -> list[str]:
-    from data.tokenizer import tokenizer_problems
+def tokenizer_fits_model_and_kinds(data: DataConfig, model: ModelConfig) -> list[str]:
+    from data.corpus import encoding_problems
 
-    return tokenizer_problems(data.tokenizer, model) if data.tokenizer else []
+    return encoding_problems(data, model)
 
 
 def mapped_tables_fit_model(model: ModelConfig, data: DataConfig) -> list[str]:
@@ -138,7 +141,7 @@ RULES: tuple[Rule, ...] = (
     evaluation_has_documents,
     data_is_there,
     tables_have_their_sizes,
-    tokenizer_fits_model,
+    tokenizer_fits_model_and_kinds,
     mapped_tables_fit_model,
     model_fits_memory,
 )

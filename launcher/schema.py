@@ -1,13 +1,15 @@
 """Plain values -> frozen dataclasses, strictly, with every mistake listed instead of raised.
 
 Knows what configuration classes use: dataclasses in dataclasses, int, float, bool, str, Literal,
-`X | None` and tuples. Nothing is guessed: "3" is no number and 1 is no bool; an int is a float.
+`X | None`, tuples and mappings from names. Nothing is guessed: "3" is no number and 1 is no bool;
+an int is a float.
 """
 
 from __future__ import annotations
 
 import math
 import types
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -101,6 +103,8 @@ def convert(hint: Any, value: Any, *, report: Report, path: str) -> Any:
         return None if value is None else convert(kinds[0], value, report=report, path=path)
     if origin is tuple:
         return _tuple(args, value, report=report, path=path)
+    if origin is Mapping:
+        return _mapping(args[1], value, report=report, path=path)
     mistake = _mistake(hint, value, path)
     if mistake:
         report.mistakes.append(f"{path}={shown(value)} {mistake}")
@@ -124,6 +128,17 @@ def _tuple(args: tuple[Any, ...], value: Any, *, report: Report, path: str) -> A
         for i, (kind, item) in enumerate(zip(kinds, value, strict=True))
     ]
     return BROKEN if any(item is BROKEN for item in items) else tuple(items)
+
+
+def _mapping(kind: Any, value: Any, *, report: Report, path: str) -> Any:
+    if not isinstance(value, dict):
+        report.mistakes.append(f"{path}={shown(value)} must be a section of names and their values")
+        return BROKEN
+    items = {
+        str(name): convert(kind, item, report=report, path=_join(path, name))
+        for name, item in value.items()
+    }
+    return BROKEN if any(item is BROKEN for item in items.values()) else items
 
 
 def _mistake(hint: Any, value: Any, path: str) -> str:

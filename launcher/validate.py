@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data.config import SourceConfig
 from launcher.problems import ConfigProblems, did_you_mean, one_line
 from launcher.rules import RULES
 from launcher.run_config import RunConfig
@@ -76,12 +77,25 @@ def absolute(config: RunConfig) -> RunConfig:
     """Every path absolute: a run is continued from other folders, and by other processes."""
     data = config.data
     tokenizer = data.tokenizer if data.tokenizer == "deepseek" else _absolute(data.tokenizer)
-    data = replace(data, paths=tuple(_absolute(p) for p in data.paths), tokenizer=tokenizer)
+    data = replace(
+        data,
+        paths=_absolute_paths(data),
+        mixture={n: replace(s, paths=_absolute_paths(s)) for n, s in data.mixture.items()},
+        tokenizer=tokenizer,
+        cache_dir=_absolute(str(data.cache_folder)),
+    )
     engram = config.model.engram
     if engram.path:
         engram = replace(engram, path=_absolute(engram.path))
     model = replace(config.model, engram=engram)
     return replace(config, model=model, data=data, runs_dir=_absolute(config.runs_dir))
+
+
+def _absolute_paths(source: SourceConfig) -> tuple[str, ...]:
+    """Absolute, but for the name of a dataset that is nowhere here."""
+    if source.source == "hf" and not any(Path(p).expanduser().exists() for p in source.paths):
+        return source.paths
+    return tuple(_absolute(path) for path in source.paths)
 
 
 def _absolute(path: str) -> str:

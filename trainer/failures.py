@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from data.errors import DataError
+from data.errors import CacheError, DataError, WorkerDiedError
 from model.engram.tables.table import BadTableError
 from trainer.checkpoint import DamagedCheckpointsError
 from trainer.disk import DiskError
@@ -18,6 +18,15 @@ def failure_outcome(error: BaseException, *, step: int) -> Outcome | None:
     match error:
         case DataError() | BadTableError():
             return Outcome(ExitCode.BAD_DATA, "bad data", step, str(error))
+        case CacheError(full=full):
+            code, reason = (
+                (ExitCode.IO_ERROR, "disk full")
+                if full
+                else (ExitCode.CANNOT_CREATE, "cannot write")
+            )
+            return Outcome(code, reason, step, str(error))
+        case WorkerDiedError():
+            return Outcome(ExitCode.AGAIN, "a process was killed", step, str(error))
         case DiskError(full=True):
             return Outcome(ExitCode.IO_ERROR, "disk full", step, str(error))
         case DiskError():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from data.corpus import Corpus, load_corpus
@@ -17,8 +15,6 @@ from trainer.progress import BarProgress, LineProgress, ProgressView, Say
 from trainer.ranks import Ranks
 from trainer.run import Run
 from trainer.state import TrainState
-
-PATIENCE = 5.0  # seconds of silence while reading the data
 
 
 def open_run(
@@ -35,7 +31,7 @@ def open_run(
     )
     if not resume and (present := checkpoints.all()):
         raise ValueError(f"{present[-1]} exists already: resume this run, or start a new one")
-    corpus = load_corpus(config.data, config.model, seed=config.seed, progress=_reading(say))
+    corpus = load_corpus(config.data, config.model, seed=config.seed)
     _require_packs(config, corpus)
     learner = build_learner(config)
     tensors = learner.tensors()
@@ -74,19 +70,6 @@ def _require_packs(config: TrainerConfig, corpus: Corpus) -> None:
 def _saves_left(config: TrainerConfig, state: TrainState) -> int:
     steps, every = config.train.steps - state.step, config.checkpoint.every
     return -(-steps // every) if every else min(steps, 1)
-
-
-def _reading(say: Say) -> Callable[[int, int], None]:
-    """A progress callback that speaks up when reading the data takes long."""
-    last = time.monotonic()
-
-    def report(done: int, total: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= PATIENCE:
-            last = time.monotonic()
-            say(f"reading the data: {100 * done / max(total, 1):.0f} %")
-
-    return report
 
 
 def _silent(text: str) -> None:

@@ -87,6 +87,11 @@ class PreparedSet:
             number += 1
         return number
 
+    @property
+    def dropped(self) -> int:
+        """Documents of a complete set that were left out because a setting says so."""
+        return int(_read(self.folder / COMPLETE)["dropped"])
+
     def window_folder(self, window: int) -> Path:
         """Where a window's arrays lie; derived arrays may be kept there too."""
         return window_folder(self.folder, window)

@@ -41,7 +41,8 @@ class SetWriter:
 
     header: what set.json says, without the format. labelled: whether the set keeps a mask of
     tokens that may be predicted. After opening, `position` is where the source was left (None at
-    its start) and `skip` how many documents after it are in already.
+    its start) and `skip` how many documents after it are in already. dropped: documents left out
+    so far. written: bytes written by this process.
     """
 
     def __init__(
@@ -56,6 +57,8 @@ class SetWriter:
         self.position: Any = None
         self.skip = 0
         self.window = 0
+        self.dropped = 0
+        self.written = 0
         self._labelled = labelled
         self._capacity = window_documents
         self._counts: dict[str, int] = dict.fromkeys(APPENDED, 0)
@@ -67,11 +70,11 @@ class SetWriter:
         self._resume()
 
     @property
-    def bytes_written(self) -> int:
-        """Bytes of the window in progress."""
-        return sum(count * ARRAYS[name].itemsize for name, count in self._counts.items())
+    def empty(self) -> bool:
+        """Whether no document is in."""
+        return not self.window and not self._counts["lengths"]
 
-    def append(self, encoded: Encoded, *, position: Any) -> None:
+    def append(self, encoded: Encoded, *, position: Any, dropped: int = 0) -> None:
         """Add the documents read from `self.position` on; `position` lies behind them."""
         encoded = encoded.part(self.skip, len(encoded)) if self.skip else encoded
         while len(encoded) >= (room := self._capacity - self._counts["lengths"]):
@@ -81,6 +84,7 @@ class SetWriter:
             self._finish_window()
         self._write(encoded)
         self.position, self.skip = position, 0
+        self.dropped += dropped
         if time.monotonic() - self._synced >= SYNC_SECONDS:
             self.sync()
 
@@ -98,7 +102,7 @@ class SetWriter:
         if self._counts["lengths"]:
             self._finish_window()
         self.discard_partial()
-        write_json(self.folder / COMPLETE, {"windows": self.window})
+        write_json(self.folder / COMPLETE, {"windows": self.window, "dropped": self.dropped})
         return PreparedSet.open(self.folder)
 
     def discard_partial(self) -> None:
@@ -132,7 +136,7 @@ class SetWriter:
         else:
             assert encoded.labelled is None, "the set was opened as one without a mask"
         for name, array in arrays.items():
-            self._files[name].write(np.ascontiguousarray(array, ARRAYS[name]).data)
+            self.written += self._files[name].write(np.ascontiguousarray(array, ARRAYS[name]).data)
             self._counts[name] += len(array)
 
     def _finish_window(self) -> None:
@@ -167,7 +171,7 @@ class SetWriter:
         return [name for name in APPENDED if self._labelled or name != "labelled"]
 
     def _place(self) -> dict[str, Any]:
-        return {"position": self.position, "skip": self.skip}
+        return {"position": self.position, "skip": self.skip, "dropped": self.dropped}
 
     def _start_window(self) -> None:
         partial = self.folder / PARTIAL
@@ -185,13 +189,17 @@ class SetWriter:
         progress = _json_or_none(self.folder / PROGRESS)
         if progress is not None and progress["window"] == self.window and self._cut_back(progress):
             self._counts.update(progress["counts"])
-            self.position, self.skip = progress["position"], progress["skip"]
+            self._go_on(progress)
             return
         if self.window:
             about = _json_or_none(window_folder(self.folder, self.window - 1) / WINDOW)
             assert about is not None, "a window gets its name after its window.json"
-            self.position, self.skip = about["position"], about["skip"]
+            self._go_on(about)
         self._start_window()
+
+    def _go_on(self, place: Mapping[str, Any]) -> None:
+        self.position, self.skip = place["position"], place["skip"]
+        self.dropped = place["dropped"]
 
     def _cut_back(self, progress: Mapping[str, Any]) -> bool:
         """Open the files as they were at the last sync; False if they are not there any more."""

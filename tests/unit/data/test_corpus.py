@@ -60,7 +60,7 @@ def test_the_released_tokenizer_gives_the_embedded_corpus_its_size(make_model):
         engram_vocab_size=16000000,
         engram_compressed_vocab_size=99092,
     )
-    corpus = load_corpus(DataConfig("embedded", pack_length=512, holdout=0), model, seed=0)
+    corpus = load_corpus(DataConfig(source="embedded", pack_length=512, holdout=0), model, seed=0)
     assert len(corpus.heldout) == 0
     assert 90_000 < corpus.train.real_tokens < 250_000  # the topics grow with Python's version
 
@@ -102,7 +102,7 @@ def test_loading_needs_no_torch():
 
     code = (
         "import sys\n"
-        "import data.corpus, data.order, data.sources, model.engram.hashing\n"
+        "import data.corpus, data.order, data.sources.opening, model.engram.hashing\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
     )
     root = Path(__file__).parents[3]

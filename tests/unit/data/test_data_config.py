@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from data.config import DataConfig
+from data.config import DataConfig, FieldsConfig, MixtureSource
 from data.corpus import data_problems, load_corpus
 
 TOKENIZER = Path(__file__).parents[2] / "golden" / "tokenizer.json"
@@ -24,12 +24,27 @@ def test_defaults_are_sound(model, make_data):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"source": "parquet"}, ["data.source=parquet", "embedded, jsonl, text"]),
+        ({"source": "csv"}, ["data.source=csv", "embedded, hf, jsonl"]),
+        ({"source": "hf"}, ["data.source=hf", "one dataset in data.paths"]),
+        ({"source": "hf", "paths": ("a", "b")}, ["not 2", "data=mixture"]),
+        ({"source": "hf", "paths": ("a",), "split": ""}, ["data.split", "train"]),
+        ({"subset": "en"}, ["data.subset=en", "data.source=hf only"]),
+        ({"kind": "poem"}, ["data.kind=poem", "chat, pretrain"]),
+        ({"kind": "chat"}, ["data.kind=chat", "jsonl, parquet or hf"]),
+        ({"max_document_length": 1}, ["data.max_document_length=1"]),
+        (
+            {"source": "jsonl", "paths": ("x",), "kind": "chat", "max_document_length": 9},
+            ["data.on_long_document=split", "drop or refuse"],
+        ),
+        ({"source": "mixture"}, ["data.source=mixture needs data.mixture"]),
+        ({"cache_dir": ""}, ["data.cache_dir"]),
+        ({"processes": 0}, ["data.processes=0"]),
+        ({"window_documents": 0}, ["data.window_documents=0"]),
         ({"source": "jsonl"}, ["data.source=jsonl", "data.paths"]),
         ({"source": "text"}, ["data.source=text", "data.paths"]),
         ({"paths": ("a.txt",)}, ["a.txt", "drop data.paths"]),
         ({"source": "text", "paths": ("",)}, ["empty path"]),
-        ({"text_field": ""}, ["data.text_field"]),
+        ({"fields": FieldsConfig(text="")}, ["data.fields.text"]),
         ({"tokenizer": ""}, ["data.tokenizer", "deepseek"]),
         ({"holdout": 1.0}, ["data.holdout=1.0"]),
         ({"holdout": -0.1}, ["data.holdout=-0.1"]),
@@ -44,12 +59,50 @@ def test_each_rule_names_key_and_fix(make_data, changes, words):
 
 
 def test_all_problems_come_at_once(model):
-    data = DataConfig("jsonl", pack_length=6, text_field="", holdout=2.0, tokenizer="none.json")
+    data = DataConfig(
+        source="jsonl",
+        pack_length=6,
+        fields=FieldsConfig(text=""),
+        holdout=2.0,
+        tokenizer="none.json",
+    )
     problems = "\n".join(data_problems(data, model))
-    for key in ("data.paths", "data.pack_length=6", "data.text_field", "data.holdout", "none.json"):
+    for key in (
+        "data.paths",
+        "data.pack_length=6",
+        "data.fields.text",
+        "data.holdout",
+        "none.json",
+    ):
         assert key in problems
     with pytest.raises(ValueError, match=r"(?s)data\.paths.*none\.json"):
         load_corpus(data, model, seed=0)
+
+
+def test_a_mixture_names_the_source_that_is_wrong(make_data):
+    mixture = {
+        "web": MixtureSource(source="jsonl", weight=0.0),
+        "code": MixtureSource(source="text", paths=("x",), weight=1.0, epochs=0),
+        "on": MixtureSource(source="embedded", weight=1.0),
+    }
+    data = make_data(source="mixture", mixture=mixture, kind="chat")
+    assert [problem.split(" ")[0] for problem in data.problems()] == [
+        "data.kind=chat",
+        "data.mixture.on:",
+        "data.mixture.web.source=jsonl",
+        "data.mixture.web.weight=0.0",
+        "data.mixture.code.epochs=0",
+    ]
+    unread = make_data(mixture=mixture).problems()
+    assert unread[0].startswith("data.mixture (web, code, on) is not read by data.source=embedded")
+
+
+def test_chat_needs_a_tokenizer_that_knows_its_form(make_data, model):
+    data = make_data(source="jsonl", paths=("x",), kind="chat")
+    problem = only(data_problems(data, model))
+    assert "data.kind=chat" in problem
+    assert "<｜User｜>" in problem
+    assert "data.tokenizer=deepseek" in problem
 
 
 def test_pack_length_below_the_alignment(model, make_data):

@@ -19,7 +19,8 @@ from model.engram.hashing import HashGeometry
 Composed = Callable[..., DictConfig]
 HOME = Path(conf.__file__).parent
 OPTIONS = sorted(p.relative_to(HOME) for p in HOME.glob("*/*.yaml"))
-NEEDS = {"jsonl": ["data.paths=[x]"], "text": ["data.paths=[x]"]}
+NEEDS = {name: ["data.paths=[x]"] for name in ("hf", "jsonl", "parquet", "text")}
+NEEDS["mixture"] = ["data.mixture={a:{source:embedded,weight:1.0}}"]
 
 
 def test_the_groups() -> None:

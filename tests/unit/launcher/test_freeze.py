@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from data.config import FieldsConfig, MixtureSource
 from launcher import freeze
 from launcher.problems import ConfigProblems
 from launcher.run_config import RunConfig
@@ -81,7 +82,16 @@ def test_every_value_survives(
         runs_dir=folder,
         optim=replace(tiny.optim, lr=lr, final_lr=lr / 2, eps=eps),
         train=replace(tiny.train, clip_norm=clip, threads=threads),
-        data=replace(tiny.data, source="jsonl", paths=paths, text_field=field),
+        data=replace(
+            tiny.data,
+            source="mixture",
+            mixture={
+                "web": MixtureSource(
+                    source="jsonl", paths=paths, fields=FieldsConfig(text=field), weight=lr
+                ),
+                "code-2": MixtureSource(source="embedded", weight=1.0, epochs=3),
+            },
+        ),
         model=replace(tiny.model, carried=carried),
     )
     assert freeze.from_yaml(freeze.to_yaml(config), where="here") == config

@@ -1,0 +1,176 @@
+"""Sources to prepared sets: tokenised once, found in the cache ever after."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from data.cache.lock import locked
+from data.cache.parallel import outcomes, usable_cores
+from data.cache.prepared import COMPLETE, PreparedSet, origin_text
+from data.cache.recipe import Recipe, read_recipe
+from data.cache.room import RoomCheck, told_when_full
+from data.cache.writer import SetWriter
+from data.errors import CacheError, DataError
+from data.sources.base import Finding
+from data.sources.files import MOST_LISTED
+
+if TYPE_CHECKING:
+    from data.config import DataConfig
+    from model.config import ModelConfig
+
+Say = Callable[[str], None]
+
+
+class Progress(Protocol):
+    """Told how far a source is: bytes read of all, None when nobody knows how many there are."""
+
+    def __call__(self, source: str, done: int, total: int | None) -> None: ...
+
+
+@dataclass(frozen=True)
+class PreparedSource:
+    """One source of a run, prepared. name: the mixture's name for it, "" for an only source.
+    weight, epochs: as in MixtureSource."""
+
+    name: str
+    weight: float
+    epochs: int | None
+    set: PreparedSet
+
+
+def recipes(data: DataConfig, model: ModelConfig) -> list[Recipe]:
+    """What is to be prepared, in the configuration's order. DataError as `read_recipe` has it."""
+    return [
+        read_recipe(
+            source,
+            model,
+            name=name,
+            tokenizer=data.tokenizer,
+            window_documents=data.window_documents,
+        )
+        for name, source in data.named_sources()
+    ]
+
+
+def prepare(
+    data: DataConfig,
+    model: ModelConfig,
+    *,
+    progress: Progress | None = None,
+    say: Say = print,
+) -> list[PreparedSource]:
+    """Prepare every source of `data` that is not in the cache yet.
+
+    DataError for a source that cannot be used, naming file and line; CacheError when the cache
+    cannot be written; WorkerDiedError when a process was killed. Never call it from a rank: others
+    would wait for it in a collective.
+    """
+    folder = data.cache_folder
+    sets = []
+    for recipe in recipes(data, model):
+        processes = data.processes or usable_cores()
+        sets.append(prepare_set(recipe, folder, processes=processes, progress=progress, say=say))
+    if data.source != "mixture":
+        return [PreparedSource("", 1.0, None, sets[0])]
+    named = zip(data.mixture.items(), sets, strict=True)
+    return [PreparedSource(name, s.weight, s.epochs, made) for (name, s), made in named]
+
+
+def prepare_set(
+    recipe: Recipe,
+    cache: Path,
+    *,
+    processes: int,
+    progress: Progress | None = None,
+    say: Say = print,
+) -> PreparedSet:
+    """The set of `recipe` below `cache`: found there, finished there, or made anew."""
+    folder = cache / recipe.folder_name
+    if (folder / COMPLETE).is_file():
+        return PreparedSet.open(folder)
+    with told_when_full(cache):
+        cache.mkdir(parents=True, exist_ok=True)
+    with locked(cache / f"{recipe.folder_name}.lock", say=say):
+        if (folder / COMPLETE).is_file():  # finished while we waited
+            return PreparedSet.open(folder)
+        try:
+            return _fill(recipe, folder, processes=processes, progress=progress)
+        except DataError:
+            shutil.rmtree(folder, ignore_errors=True)  # the source must change: it is of no use
+            raise
+
+
+def _fill(
+    recipe: Recipe, folder: Path, *, processes: int, progress: Progress | None
+) -> PreparedSet:
+    pipeline, total = recipe.pipeline, recipe.pipeline.source.size
+    with told_when_full(folder):
+        writer = SetWriter(
+            folder,
+            header=recipe.header(),
+            labelled=pipeline.kind.masked,
+            window_documents=recipe.window_documents,
+        )
+    room = RoomCheck(folder, total=total)
+    stream = outcomes(pipeline, position=writer.position, processes=processes)
+    try:
+        with closing(stream):
+            for block, outcome in stream:
+                if outcome.findings:
+                    raise DataError(findings_text(recipe, outcome.findings))
+                with told_when_full(folder):
+                    writer.append(outcome.encoded, position=block.position, dropped=outcome.dropped)
+                room.look(written=writer.written, done=block.done)
+                if progress is not None:
+                    progress(recipe.name, block.done, total)
+        if writer.empty:
+            raise DataError(_nothing(recipe, writer.dropped))
+        with told_when_full(folder):
+            return writer.complete()
+    except CacheError:
+        writer.discard_partial()
+        raise
+    except DataError:
+        raise
+    except BaseException:  # interrupted: what is done need not be done again
+        with suppress(OSError):
+            writer.sync()
+        raise
+    finally:
+        writer.close()
+
+
+def findings_text(recipe: Recipe, findings: Sequence[Finding]) -> str:
+    """Up to ten of the findings, each with file and line."""
+    lines = [finding_text(recipe, finding) for finding in findings[:MOST_LISTED]]
+    if len(findings) == 1:
+        return lines[0]
+    more = len(findings) - len(lines)
+    told = [f"  {line}" for line in lines] + ([f"  and {more:,} more nearby"] if more else [])
+    return "\n".join(
+        [
+            f"{recipe.name}: documents that cannot be used:",
+            *told,
+            "Correct them; `dsv41 data check` with the same words as this command lists all.",
+        ]
+    )
+
+
+def finding_text(recipe: Recipe, finding: Finding) -> str:
+    """One finding, with file and line."""
+    files = recipe.pipeline.source.files
+    return f"{origin_text(files[finding.file], finding.place)}: {finding.problem}"
+
+
+def _nothing(recipe: Recipe, dropped: int) -> str:
+    if dropped:
+        return (
+            f"{recipe.name}: all {dropped:,} documents are longer than "
+            f"{recipe.name}.max_document_length; raise it"
+        )
+    return f"{recipe.name} holds no document; correct {recipe.name}.paths"
