@@ -15,7 +15,7 @@ from launcher.verify.report import Report
 from trainer.exit_codes import ExitCode
 
 GATE_FAILED = 1
-KINDS = ("engram_hash", "quantization", "image_sizing", "model")
+KINDS = ("engram_hash", "quantization", "image_sizing", "model", "optimizer")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
