@@ -75,13 +75,17 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW for the parameters, touched-rows Adam for the Engram tables, one schedule for both.
+    """How parameters and Engram tables learn, on one schedule.
+
+    adamw: AdamW for the parameters, Adam on the rows read for the tables. pretrain: the published
+    recipe, Muon for matrices, AdamW for the rest, Sinkhorn-balanced momentum for tables, embedding
+    and head; the settings of Adam below are those of its AdamW part.
 
     lr is the peak. Counted in steps: linear warm-up, constant, cosine down to final_lr, then
     constant; decay_steps=0 keeps lr for ever. Tables learn at lr * table_lr_multiplier.
     """
 
-    name: Literal["adamw"]
+    name: Literal["adamw", "pretrain"]
     lr: float
     warmup_steps: int
     hold_steps: int
@@ -95,8 +99,8 @@ class OptimConfig:
 
     def problems(self) -> list[str]:
         found = []
-        if self.name != "adamw":
-            found.append(f"optim.name={self.name} is unknown; use adamw")
+        if self.name not in ("adamw", "pretrain"):
+            found.append(f"optim.name={self.name} is unknown; use adamw or pretrain")
         found += _number("optim.lr", self.lr, low=0, low_allowed=False)
         found += _whole("optim.warmup_steps", self.warmup_steps, least=0)
         found += _whole("optim.hold_steps", self.hold_steps, least=0)
@@ -214,6 +218,11 @@ class TrainerConfig:
         found = []
         if self.seed < 0:
             found.append(f"seed={self.seed} is negative; use a whole number of 0 or more")
+        if self.optim.name == "pretrain" and self.parallel.world > 1:
+            found.append(
+                f"optim.name=pretrain runs on one rank, and the mesh has {self.parallel.world}; "
+                "use optim=adamw there"
+            )
         if self.parallel.world > 0 and self.train.packs_per_micro_batch > 0:
             found += sharing_problems(
                 packs_per_step=self.train.packs_per_step,

@@ -13,11 +13,10 @@ from model.engram.store import LocalStore, RowStore
 from model.init import init_weights
 from model.names import table_name
 from model.transformer import DeepseekV41
-from trainer.adamw import AdamW
 from trainer.config import TrainerConfig
-from trainer.optim import build_adamw, optimizer_tensors
+from trainer.optim import ParameterOptimizer, build_optimizer, optimizer_tensors
 from trainer.sharding import shard_model
-from trainer.table_optim import SparseAdam
+from trainer.table_optim import SinkhornTables, SparseAdam, TableOptimizer
 
 
 @dataclass(frozen=True)
@@ -26,21 +25,22 @@ class Learner:
 
     model: DeepseekV41
     store: RowStore
-    optimizer: AdamW
-    table_optimizer: SparseAdam | None
+    optimizer: ParameterOptimizer
+    table_optimizer: TableOptimizer | None
 
     def tensors(self) -> dict[str, Tensor]:
         """All live tensors by name, the whole of what a checkpoint must hold.
 
-        Names begin with model/, adamw/, tables/ or table_adam/. Writing into them restores the
-        state, so they serve both saving and loading. Frozen tables stay in their files.
+        Names begin with model/, optimizer/, tables/ or table_optimizer/. Writing into them
+        restores the state, so they serve both saving and loading. Frozen tables stay in their
+        files.
         """
-        parts = {"model": self.model.state_dict(), "adamw": optimizer_tensors(self.optimizer)}
+        parts = {"model": self.model.state_dict(), "optimizer": optimizer_tensors(self.optimizer)}
         if isinstance(self.store, LocalStore):
             tables = zip(self.store.layers, self.store.weight, strict=True)
             parts["tables"] = {table_name(layer): weight for layer, weight in tables}
         if self.table_optimizer is not None:
-            parts["table_adam"] = self.table_optimizer.tensors()
+            parts["table_optimizer"] = self.table_optimizer.tensors()
         return {
             f"{part}/{name}": tensor
             for part, tensors in parts.items()
@@ -64,12 +64,14 @@ def build_learner(config: TrainerConfig) -> Learner:
     if config.parallel.world > 1:
         shard_model(model, config.parallel, dtype=getattr(torch, config.model.dtype))
     optim = config.optim
-    tables = None
-    if isinstance(store, LocalStore):
+    tables: TableOptimizer | None = None
+    if isinstance(store, LocalStore) and optim.name == "pretrain":
+        tables = SinkhornTables(store)
+    elif isinstance(store, LocalStore):
         tables = SparseAdam(store, beta1=optim.beta1, beta2=optim.beta2, eps=optim.eps)
     return Learner(
         model=model,
         store=store,
-        optimizer=build_adamw(model, optim),
+        optimizer=build_optimizer(model, optim, config.model),
         table_optimizer=tables,
     )

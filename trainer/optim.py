@@ -7,16 +7,30 @@ attention sinks, the base and scale of the hyper-connections, Engram's query and
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
+from model.config import ModelConfig
 from trainer.adamw import AdamW
 from trainer.config import OptimConfig
 from trainer.ranks import is_sharded
 
 Group = Literal["decay", "no_decay"]
+
+
+class ParameterOptimizer(Protocol):
+    """What a step and a checkpoint need of an optimiser: groups with "params", "param_names" and
+    "lr", state tensors by parameter, and the update."""
+
+    param_groups: list[dict[str, Any]]
+    state: dict[Tensor, dict[str, Tensor]]
+
+    def step(self) -> None: ...
+
+    def zero_grad(self) -> None: ...
+
 
 _NO_DECAY = re.compile(
     r"(^|\.)(embed\.weight|head\.weight|image_(start|newline|end)|attn_sink|bias|bias_vl"
@@ -41,42 +55,57 @@ def group_of(name: str, parameter: Tensor) -> Group:
     )
 
 
-def build_adamw(model: nn.Module, optim: OptimConfig) -> AdamW:
-    """AdamW over every parameter of `model` that takes a gradient, its state allocated at once.
+def build_optimizer(
+    model: nn.Module, optim: OptimConfig, config: ModelConfig
+) -> ParameterOptimizer:
+    """The optimiser that `optim.name` names over every parameter that takes a gradient, its state
+    allocated at once."""
+    if optim.name == "pretrain":
+        from trainer.recipe import Recipe
 
-    A group's options hold "name" (decay or no_decay) and, in order, "param_names". The fused
-    kernel is bit-repeatable on CPUs for any number of threads; it takes plain tensors or DTensors
-    but not both in one call, hence up to four groups.
+        return Recipe(model, optim, config)
+    return build_adamw(model, optim)
+
+
+def build_adamw(model: nn.Module, optim: OptimConfig) -> AdamW:
+    """AdamW over every parameter of `model` that takes a gradient, its state allocated at once."""
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    groups = adamw_groups(named, weight_decay=optim.weight_decay)
+    return AdamW(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps)
+
+
+def adamw_groups(
+    named: Iterable[tuple[str, nn.Parameter]], *, weight_decay: float
+) -> list[dict[str, Any]]:
+    """Groups of "params" with "param_names" in their order, a "name" (decay or no_decay) and a
+    "weight_decay".
+
+    The fused kernel is bit-repeatable on CPUs for any number of threads; it takes plain tensors or
+    DTensors but not both in one call, hence up to four groups.
     """
     members: dict[tuple[Group, bool], list[tuple[str, nn.Parameter]]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            key = (group_of(name, parameter), is_sharded(parameter))
-            members.setdefault(key, []).append((name, parameter))
-    decay: dict[Group, float] = {"decay": optim.weight_decay, "no_decay": 0.0}
-    return AdamW(
-        [
-            {
-                "params": [parameter for _, parameter in named],
-                "param_names": [name for name, _ in named],
-                "name": group,
-                "weight_decay": decay[group],
-            }
-            for (group, _), named in members.items()
-        ],
-        lr=optim.lr,
-        betas=(optim.beta1, optim.beta2),
-        eps=optim.eps,
-    )
+    for name, parameter in named:
+        key = (group_of(name, parameter), is_sharded(parameter))
+        members.setdefault(key, []).append((name, parameter))
+    decay: dict[Group, float] = {"decay": weight_decay, "no_decay": 0.0}
+    return [
+        {
+            "params": [parameter for _, parameter in own],
+            "param_names": [name for name, _ in own],
+            "name": group,
+            "weight_decay": decay[group],
+        }
+        for (group, _), own in members.items()
+    ]
 
 
-def named_parameters(optimizer: AdamW) -> Iterator[tuple[str, Tensor]]:
+def named_parameters(optimizer: ParameterOptimizer) -> Iterator[tuple[str, Tensor]]:
     """(name, parameter) over all groups of an optimiser built by `build_adamw`."""
     for group in optimizer.param_groups:
         yield from zip(group["param_names"], group["params"], strict=True)
 
 
-def optimizer_tensors(optimizer: AdamW) -> dict[str, Tensor]:
+def optimizer_tensors(optimizer: ParameterOptimizer) -> dict[str, Tensor]:
     """The live state tensors as "parameter name/state name"; writing into them restores it."""
     return {
         f"{name}/{key}": value
@@ -85,7 +114,7 @@ def optimizer_tensors(optimizer: AdamW) -> dict[str, Tensor]:
     }
 
 
-def set_learning_rate(optimizer: AdamW, lr: float) -> None:
+def set_learning_rate(optimizer: ParameterOptimizer, lr: float) -> None:
     """Use `lr` for the next step of every group."""
     for group in optimizer.param_groups:
         group["lr"] = lr

@@ -86,9 +86,14 @@ def _balanced(update: _Update) -> tuple[Tensor, Tensor]:
             own = row[low : low + len(tile)]
             tile.mul_(own[:, None]).mul_(column)
             if number % 2 == 0:
-                own.div_(torch.linalg.vector_norm(tile, dim=1).add_(TINY))
+                own.div_(_divisor(torch.linalg.vector_norm(tile, dim=1)))
             else:
                 squares += tile.square().sum(0, dtype=torch.float64)
         if number % 2:
-            column.div_(squares.sqrt().add_(TINY).to(column.dtype))
+            column.div_(_divisor(squares.sqrt().to(column.dtype)))
     return row, column
+
+
+def _divisor(norm: Tensor) -> Tensor:
+    """norm + 1e-20; 1 for a row or column of zeros, whose scale would grow without end."""
+    return torch.where(norm > 0, norm + TINY, 1.0)

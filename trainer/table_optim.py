@@ -1,13 +1,47 @@
-"""Adam for Engram tables that touches only the rows a step has read."""
+"""How Engram tables learn: Adam on the rows a step has read, or the published momentum."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from model.engram.store import LocalStore
+from trainer.sinkhorn import sinkhorn_step
+
+
+class TableOptimizer(Protocol):
+    """How Engram tables learn from the rows that a step has read."""
+
+    def step(self, ids: Sequence[Tensor], grads: Sequence[Tensor], *, lr: float) -> None:
+        """Learn from rows `ids` (per layer [U] int64, distinct, ascending) and their gradients
+        [U, head_dim]."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The live state as "layers.N.engram.embed/<state name>"; writing into it restores it."""
+        ...
+
+
+class SinkhornTables:
+    """Sinkhorn-balanced momentum over whole tables, as published: rows that a step has not read
+    move on by their momentum. State by layer: `momentum` fp32 [rows, head_dim]."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self._store = store
+        self._momentum = [torch.zeros_like(w, dtype=torch.float32) for w in store.weight]
+
+    @torch.no_grad()
+    def step(self, ids: Sequence[Tensor], grads: Sequence[Tensor], *, lr: float) -> None:
+        tables = zip(self._store.weight, self._momentum, ids, grads, strict=True)
+        for weight, momentum, rows, grad in tables:
+            sinkhorn_step(weight, momentum, grad, lr=lr, ids=rows)
+
+    def tensors(self) -> dict[str, Tensor]:
+        named = zip(self._store.layers, self._momentum, strict=True)
+        return {f"layers.{layer}.engram.embed/momentum": tensor for layer, tensor in named}
 
 
 class SparseAdam:

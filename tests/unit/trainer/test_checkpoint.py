@@ -35,8 +35,8 @@ def tensors(value):
     return {
         "model/a.weight": torch.full((3, 4), float(value)),
         "model/a.half": torch.full((5,), float(value), dtype=torch.bfloat16),
-        "adamw/a.weight/step": torch.tensor(float(value)),
-        "table_adam/steps": torch.full((7,), value, dtype=torch.int32),
+        "optimizer/a.weight/step": torch.tensor(float(value)),
+        "table_optimizer/steps": torch.full((7,), value, dtype=torch.int32),
     }
 
 
@@ -241,7 +241,10 @@ def test_checkpoints_that_are_there_count_as_space(open_checkpoints, monkeypatch
     ("change", "name"),
     [
         (lambda t: t | {"model/b": torch.zeros(2)}, "model/b"),
-        (lambda t: {k: v for k, v in t.items() if k != "adamw/a.weight/step"}, "adamw/a.weight/s"),
+        (
+            lambda t: {k: v for k, v in t.items() if k != "optimizer/a.weight/step"},
+            "adamw/a.weight/s",
+        ),
         (lambda t: t | {"model/a.weight": torch.zeros(4, 3)}, "model/a.weight"),
         (lambda t: t | {"model/a.half": torch.zeros(5)}, "model/a.half"),
     ],

@@ -97,12 +97,12 @@ def test_the_state_tells_where_the_samples_stand(config, through):
     tensors, state = restored(config, through, 8)
     assert (state.step, state.cursor, state.seed) == (8, 8 * 4, 3)
     assert state.tokens_total == sum(r["tokens"] for r in records(through)[:9] if "tokens" in r)
-    moments = [t for name, t in tensors.items() if name.startswith("adamw/layers")]
+    moments = [t for name, t in tensors.items() if name.startswith("optimizer/layers")]
     assert moments
     assert all(bool(t.count_nonzero()) for t in moments if t.dim() == 0)
-    assert tensors["adamw/embed.weight/step"].item() == 8
-    assert tensors["adamw/embed.weight/exp_avg_sq"].count_nonzero() > 0
-    assert tensors["table_adam/layers.1.engram.embed/steps"].max().item() == 8
+    assert tensors["optimizer/embed.weight/step"].item() == 8
+    assert tensors["optimizer/embed.weight/exp_avg_sq"].count_nonzero() > 0
+    assert tensors["table_optimizer/layers.1.engram.embed/steps"].max().item() == 8
 
 
 def test_eight_steps_a_resume_and_eight_steps_are_sixteen_steps(config, through, tmp_path):

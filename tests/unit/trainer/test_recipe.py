@@ -1,0 +1,92 @@
+"""The published recipe: a rule for every parameter, and a run that learns and resumes by it."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from model.config import ModelConfig
+from model.transformer import DeepseekV41
+from trainer.optim import build_optimizer, optimizer_tensors
+from trainer.recipe import row_blocks, rule_of
+
+CONFIG = ModelConfig.from_released(
+    json.loads((Path(__file__).parents[2] / "golden/tiny_image/config.json").read_text())
+)
+SINKHORN = {"embed.weight", "head.weight"}
+ADAMW = re.compile(
+    r"norm\d?\.weight$|bias$|attn_sink$|hc_(attn|ffn)\.(base|scale)$"
+    r"|engram\.[qk]_weight$|^image_(start|newline|end)$"
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> DeepseekV41:
+    with torch.device("meta"):
+        return DeepseekV41(CONFIG, distill=True)
+
+
+def test_every_parameter_has_its_rule(model):
+    found = {name: rule_of(name, p) for name, p in model.named_parameters()}
+    for name, rule in found.items():
+        wanted = "sinkhorn" if name in SINKHORN else "adamw" if ADAMW.search(name) else "muon"
+        assert rule == wanted, name
+    assert {"layers.0.ffn.gate.weight", "layers.0.hc_attn.fn", "aligner.w1.weight"} <= {
+        name for name, rule in found.items() if rule == "muon"
+    }
+
+
+def test_matrices_that_hold_several_are_taken_apart(model):
+    shapes = dict(model.named_parameters())
+    c, vision = CONFIG, CONFIG.vision
+
+    def blocks(name: str) -> tuple[int, ...]:
+        found = row_blocks(name, shapes[name], c)
+        assert sum(found) == shapes[name].shape[-2]
+        return found
+
+    source = c.kv_source_layer_ids[0]
+    assert blocks("layers.0.attn.wq_b.weight") == (c.head_dim,) * c.num_attention_heads
+    assert blocks("layers.0.attn.wo_a.weight") == (c.o_lora_rank,) * c.o_groups
+    index = blocks(f"layers.{source}.attn.indexer.wq_b.weight")
+    assert index == (c.index_head_dim,) * c.index_n_heads
+    inner = c.moe_intermediate_size
+    assert blocks("layers.0.ffn.experts.w13") == (inner, inner)
+    assert blocks("layers.0.ffn.shared_experts.w13.weight") == (inner, inner)
+    assert blocks("layers.0.attn.wkv.weight") == (c.head_dim,)
+    heads, width = vision.num_attention_heads, vision.hidden_size
+    wanted = (*(width // heads,) * (2 * heads), width)
+    assert blocks("vision.blocks.0.attn.wqkv.weight") == wanted
+
+
+def test_a_step_moves_every_parameter_by_its_own_rule(config):
+    torch.manual_seed(0)
+    model = DeepseekV41(config.model)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    optimizer = build_optimizer(model, replace(config.optim, name="pretrain"), config.model)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for parameter in trained.values():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]) == (name not in trained), name
+    kinds = {key.rsplit("/", 1)[0]: set() for key in optimizer_tensors(optimizer)}
+    for key in optimizer_tensors(optimizer):
+        name, kind = key.rsplit("/", 1)
+        kinds[name].add(kind)
+    assert kinds.keys() == trained.keys()
+    assert kinds["embed.weight"] == kinds["layers.0.attn.wq_a.weight"] == {"momentum"}
+    assert kinds["norm.weight"] == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_several_ranks_are_refused(config):
+    from trainer.config import ParallelConfig
+
+    optim = replace(config.optim, name="pretrain")
+    two = replace(config, optim=optim, parallel=ParallelConfig(dp_replicate=2))
+    assert any("optim.name=pretrain runs on one rank" in line for line in two.problems())
