@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from data.errors import CacheError, DataError, WorkerDiedError
-from model.engram.tables.table import BadTableError
+from model.engram.tables.file_rows import BadTableError
 from trainer.checkpoint import DamagedCheckpointsError
 from trainer.disk import DiskError
 from trainer.exit_codes import ExitCode

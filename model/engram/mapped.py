@@ -12,11 +12,11 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.engram.store import Window, distinct_rows
-from model.engram.tables.mapped_rows import LOT
 from model.engram.tables.source import open_tables
 from model.engram.tables.table import Table
 
 READERS = 4  # threads that wait for the disk together
+LOT = 2048  # rows that one of them reads and decodes at a time
 
 
 class MappedStore:
@@ -47,7 +47,7 @@ class MappedStore:
     def open_window(self, rows: list[Tensor]) -> Window:
         """As RowStore.open_window. Waits for what `read_ahead` began; else reads here and now.
 
-        BadTableError names a row that holds no finite numbers.
+        BadTableError names a row that holds no finite numbers, or a file that failed.
         """
         for number, (asked, window) in enumerate(self._ahead):
             if len(asked) == len(rows) and all(a is b for a, b in zip(asked, rows, strict=True)):
@@ -63,6 +63,8 @@ class MappedStore:
         self._ahead.clear()
         self._windows.shutdown(cancel_futures=True)
         self._readers.shutdown(cancel_futures=True)
+        for table in self._tables:
+            table.close()
 
     def _read_window(self, rows: Sequence[Tensor]) -> Window:
         ids, inverses = distinct_rows(rows, layers=self.layers, counts=self.rows)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from model.engram.hashing import HashGeometry
-from model.engram.tables.mapped_rows import MappedRows
+from model.engram.tables.file_rows import FileRows
 from model.engram.tables.table import Table
 
 if TYPE_CHECKING:
@@ -142,9 +142,7 @@ def _find_table(
     if entry.shape != (dim, rows):
         return None, [f"{name} has shape {list(reversed(entry.shape))}, not {list(shape)}"]
     try:
-        part = MappedRows(
-            entry.path, offset=entry.offset, rows=rows, row_bytes=entry.nbytes // rows
-        )
+        part = FileRows(entry.path, offset=entry.offset, rows=rows, row_bytes=entry.nbytes // rows)
         table = Table(name, (part,), partial(_dequantised, kind=entry.kind, dtype=dtype))
         table.read(np.zeros(1, dtype=np.int64))
     except (ValueError, OSError) as error:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.engram.tables.mapped_rows import MappedRows
+from model.engram.tables.file_rows import FileRows
 from model.engram.tables.table import Table
 from model.names import table_name
 from model.quantization.released import decode_fp8_rows
@@ -46,14 +46,14 @@ def _table(folder: WeightsFolder, name: str, *, dtype: torch.dtype) -> Table:
     weight = folder.tensors[name]
     if quantised_form(weight) is None:
         decode = partial(_plain, stored=DTYPES[weight.dtype], dtype=dtype)
-        return Table(name, (_mapped(folder, weight),), decode)
+        return Table(name, (_rows_of(folder, weight),), decode)
     scale = folder.tensors[scale_of(name)]
-    parts = (_mapped(folder, weight), _mapped(folder, scale))
+    parts = (_rows_of(folder, weight), _rows_of(folder, scale))
     return Table(name, parts, partial(_fp8, dtype=dtype))
 
 
-def _mapped(folder: WeightsFolder, stored: Stored) -> MappedRows:
-    return MappedRows(
+def _rows_of(folder: WeightsFolder, stored: Stored) -> FileRows:
+    return FileRows(
         folder.path / stored.file,
         offset=stored.start,
         rows=stored.rows,

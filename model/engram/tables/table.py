@@ -10,13 +10,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from model.engram.tables.mapped_rows import MappedRows
+from model.engram.tables.file_rows import BadTableError, FileRows
 
 SAMPLES = 256
-
-
-class BadTableError(ValueError):
-    """A row of a table that a run reads from is no number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +24,7 @@ class Table:
     """
 
     name: str
-    parts: tuple[MappedRows, ...]
+    parts: tuple[FileRows, ...]
     decode: Callable[[Sequence[np.ndarray]], Tensor]
 
     @property
@@ -36,7 +32,7 @@ class Table:
         return self.parts[0].rows
 
     def read(self, ids: np.ndarray) -> Tensor:
-        """Rows `ids` (int64 [n], ascending, in range), [n, head_dim]. BadTableError names a NaN."""
+        """Rows `ids` (int64 [n], in range): [n, head_dim]. BadTableError names a row with a NaN."""
         values = self.decode([part.take(ids) for part in self.parts])
         finite = values.isfinite().all(1)
         if not finite.all():
@@ -55,6 +51,10 @@ class Table:
             digest.update(part.take(ids).tobytes())
         size = sum(part.nbytes for part in self.parts)
         return {"name": self.name, "bytes": size, "sampled_rows": digest.hexdigest()}
+
+    def close(self) -> None:
+        for part in self.parts:
+            part.close()
 
 
 def sampled_rows(rows: int) -> np.ndarray:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from model.engram.mapped import MappedStore
 from model.engram.store import LocalStore
-from model.engram.tables.table import BadTableError, Table
+from model.engram.tables.file_rows import BadTableError
+from model.engram.tables.table import Table
 
 
 @pytest.fixture
