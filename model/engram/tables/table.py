@@ -34,9 +34,8 @@ class Table:
     def read(self, ids: np.ndarray) -> Tensor:
         """Rows `ids` (int64 [n], in range): [n, head_dim]. BadTableError names a row with a NaN."""
         values = self.decode([part.take(ids) for part in self.parts])
-        finite = values.isfinite().all(1)
-        if not finite.all():
-            row = int(ids[int((~finite).nonzero()[0])])
+        if len(ids) and not all(bound.isfinite() for bound in values.aminmax()):
+            row = int(ids[int((~values.isfinite().all(1)).nonzero()[0])])
             raise BadTableError(
                 f"{self.parts[0].path}: row {row:,} of {self.name} holds values that are no finite "
                 "numbers; the file is damaged: fetch it again"
