@@ -243,7 +243,7 @@ def test_checkpoints_that_are_there_count_as_space(open_checkpoints, monkeypatch
         (lambda t: t | {"model/b": torch.zeros(2)}, "model/b"),
         (
             lambda t: {k: v for k, v in t.items() if k != "optimizer/a.weight/step"},
-            "adamw/a.weight/s",
+            "optimizer/a.weight/s",
         ),
         (lambda t: t | {"model/a.weight": torch.zeros(4, 3)}, "model/a.weight"),
         (lambda t: t | {"model/a.half": torch.zeros(5)}, "model/a.half"),
