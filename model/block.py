@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from model.attention.csa import AttentionContext, CSAttention, SharedKV
@@ -14,6 +15,7 @@ from model.hyper_connection import HyperConnection, expand, read
 from model.moe.experts import MoE
 from model.norm import RMSNorm
 from model.rebuild import rebuilding
+from model.recompute import Recompute, run_twice
 
 
 class BlockOutput(NamedTuple):
@@ -30,9 +32,66 @@ class BlockOutput(NamedTuple):
     index_recall: Tensor | None  # fp32 [2], see `selection_recall`
 
 
+class _Carriers(NamedTuple):
+    """The parts of a layer's output that its gradient comes back by."""
+
+    streams: Tensor | None
+    pre: Tensor | None
+    entries: Tensor | None
+    keys: Tensor | None
+    balance_loss: Tensor | None
+    index_loss: Tensor | None
+
+    @classmethod
+    def of(cls, out: BlockOutput, *, source: bool, distill: bool) -> _Carriers:
+        """source: the layer has made entries and keys. distill: the keys have a gradient."""
+        made = out.published if source else None
+        entries = None if made is None else made.entries
+        keys = None if made is None or not distill else made.keys
+        return cls(out.streams, out.pre, entries, keys, out.balance_loss, out.index_loss)
+
+    def put_into(self, out: BlockOutput, shared: SharedKV | None) -> BlockOutput:
+        """`out` with these tensors in place of its own, published ones of others from `shared`."""
+        assert self.streams is not None and self.pre is not None
+        published = out.published
+        if published is not None and self.entries is not None:
+            keys = published.keys if self.keys is None else self.keys
+            published = published._replace(entries=self.entries, keys=keys)
+        elif published is not None and shared is not None:
+            published = published._replace(entries=shared.entries, keys=shared.keys)
+        return out._replace(
+            streams=self.streams,
+            pre=self.pre,
+            published=published,
+            balance_loss=self.balance_loss,
+            index_loss=self.index_loss,
+        )
+
+
+class Known(NamedTuple):
+    """What a layer's first run leaves for its second: choices, which are not made again, and what
+    other layers have read."""
+
+    published: SharedKV | None
+    chosen: Tensor  # [T, k] int64, experts
+    routed: Tensor | None  # [T, D], the routed experts' output
+
+
 class Block(nn.Module):
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    """`recompute` says what a layer keeps for backward.
+
+    none: its entry streams, narrow latents and its halves' outputs; wide tensors in between are
+    made again (and the tiles of attention and experts, where they do not fit the workspace).
+    full: its entry streams and pre-mix, its choices and what it published; all else is run again.
+    selective: also the routed experts' output, [T, D], which is not computed again. Of all that a
+    layer could keep, it spares the most work for its size: at the released sizes half of the
+    layer's products, and with expert parallelism an exchange of tokens, for a quarter of the entry
+    streams' bytes.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, *, recompute: Recompute = "none") -> None:
         super().__init__()
+        self.recompute = recompute
         self.engram = Engram(config) if layer in config.engram_layers else None
         self.hc_attn = HyperConnection(config)
         self.attn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -49,6 +108,48 @@ class Block(nn.Module):
         shared: SharedKV | None,
         rows: EngramRows | None,
     ) -> BlockOutput:
+        if self.recompute == "none" or not torch.is_grad_enabled():
+            return self._run(streams, pre, context, shared, rows, None)[0]
+        return self._run_twice(streams, pre, context, shared, rows)
+
+    def _run_twice(
+        self,
+        streams: Tensor,
+        pre: Tensor,
+        context: AttentionContext,
+        shared: SharedKV | None,
+        rows: EngramRows | None,
+    ) -> BlockOutput:
+        first: list[BlockOutput] = []
+        known: list[Known] = []
+
+        def run(
+            streams: Tensor, pre: Tensor, entries: Tensor | None, keys: Tensor | None
+        ) -> _Carriers:
+            own = None
+            if shared is not None and entries is not None and keys is not None:
+                own = shared._replace(entries=entries, keys=keys)
+            out, keep = self._run(streams, pre, context, own, rows, known[0] if known else None)
+            if not known:
+                known.append(keep)
+                first.append(out)
+            return _Carriers.of(out, source=self.attn.role == "source", distill=context.distill)
+
+        inputs = [streams, pre, *((shared.entries, shared.keys) if shared else (None, None))]
+        parameters = [p for p in self.parameters() if p.requires_grad]
+        carriers = _Carriers(*run_twice(run, inputs, parameters))
+        # Taken out: `run` lives until backward, and is to hold nothing but what is known.
+        return carriers.put_into(first.pop(), shared)
+
+    def _run(
+        self,
+        streams: Tensor,
+        pre: Tensor,
+        context: AttentionContext,
+        shared: SharedKV | None,
+        rows: EngramRows | None,
+        known: Known | None,
+    ) -> tuple[BlockOutput, Known]:
         layout, gate_mean = context.layout, None
         if self.engram is not None:
             assert rows is not None, "an Engram layer needs its rows"
@@ -58,7 +159,8 @@ class Block(nn.Module):
         with rebuilding(lambda: self._read(streams, pre, self.attn_norm)) as cheap:
             mix = self.hc_attn(streams)
             x = cheap(self.attn_norm(cheap(read(streams, pre))))
-            y, published, index_loss, index_recall = self.attn(x, context, shared)
+            before = None if known is None else known.published
+            y, published, index_loss, index_recall = self.attn(x, context, shared, before)
         middle = expand(y, streams, mix)
 
         def make() -> list[Tensor]:
@@ -68,9 +170,18 @@ class Block(nn.Module):
         with rebuilding(make) as cheap:
             mix_ffn = self.hc_ffn(cheap(middle))
             x = cheap(self.ffn_norm(cheap(read(middle, mix.pre))))
-            ffn = self.ffn(x, layout.live, layout.image, context.documents)
+            ffn = self.ffn(
+                x,
+                layout.live,
+                layout.image,
+                context.documents,
+                chosen=None if known is None else known.chosen,
+                routed=None if known is None else known.routed,
+            )
             out = expand(ffn.y, middle, mix_ffn)
-        return BlockOutput(
+        routed = ffn.routed.detach() if self.recompute == "selective" else None
+        keep = Known(None if published is None else published.detached(), ffn.chosen, routed)
+        made = BlockOutput(
             streams=out,
             pre=mix_ffn.pre,
             published=published,
@@ -80,6 +191,7 @@ class Block(nn.Module):
             index_loss=index_loss,
             index_recall=index_recall,
         )
+        return made, keep
 
     def _read(self, streams: Tensor, pre: Tensor, norm: RMSNorm) -> list[Tensor]:
         x = read(streams, pre)

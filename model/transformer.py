@@ -16,6 +16,7 @@ from model.hyper_connection import read
 from model.layout import Layout, ModelInputs, pad_rows
 from model.loss import cross_entropy_sum
 from model.norm import RMSNorm
+from model.recompute import Recompute
 from model.rope import plain_frequencies, yarn_frequencies
 from model.vision.aligner import Aligner
 from model.vision.spans import END, NEWLINE, START, blank_image, fill_spans, require_sound
@@ -60,13 +61,18 @@ class DeepseekV41(nn.Module):
 
     The indexer has no gradient from the language-model loss. With `distill` it learns from
     index_loss, which a forward without gradients does not compute; otherwise it is frozen.
+    `recompute`: see `Block`.
     """
 
-    def __init__(self, config: ModelConfig, *, distill: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, *, distill: bool = False, recompute: Recompute = "none"
+    ) -> None:
         super().__init__()
         self.config, self.distill = config, distill
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config, n) for n in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            Block(config, n, recompute=recompute) for n in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.head = Head(config)
         self.vision = self.aligner = None

@@ -13,6 +13,7 @@ from typing import Literal
 from data.config import DataConfig
 from data.order import sharing_problems
 from model.config import ModelConfig
+from model.recompute import Recompute
 
 
 def _whole(key: str, value: int, *, least: int) -> list[str]:
@@ -154,10 +155,14 @@ class IndexerConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """The mesh: dp_replicate copies of the model, each sharded over dp_shard ranks."""
+    """The mesh: dp_replicate copies of the model, each sharded over dp_shard ranks.
+
+    recompute: what a layer computes again in backward instead of keeping it, see `model.block`.
+    """
 
     dp_replicate: int = 1
     dp_shard: int = 1
+    recompute: Recompute = "none"
 
     @property
     def world(self) -> int:

@@ -59,7 +59,11 @@ def build_learner(config: TrainerConfig) -> Learner:
         store = MappedStore(config.model, token_map=load_token_map(config.data.tokenizer))
     else:
         store = LocalStore(config.model, seed=config.seed)
-    model = DeepseekV41(config.model, distill=config.indexer.distills(config.model))
+    model = DeepseekV41(
+        config.model,
+        distill=config.indexer.distills(config.model),
+        recompute=config.parallel.recompute,
+    )
     init_weights(model, seed=config.seed, std=config.model.initializer_range)
     if config.parallel.world > 1:
         shard_model(model, config.parallel, dtype=getattr(torch, config.model.dtype))

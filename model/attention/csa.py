@@ -24,6 +24,7 @@ from model.layout import Documents, Layout, VisibleRange
 from model.norm import RMSNorm
 from model.precision import Linear
 from model.quantization.cache import fp8_fake_quant, nvfp4_fake_quant
+from model.recompute import as_before
 from model.rope import rotate, rotation
 
 
@@ -70,6 +71,10 @@ class SharedKV(NamedTuple):
     selected: Tensor  # [T, index_topk] int64, -1 where absent
     candidates: Candidates | None
 
+    def detached(self) -> SharedKV:
+        """The same values without their graph."""
+        return self._replace(entries=self.entries.detach(), keys=self.keys.detach())
+
 
 class AttentionOutput(NamedTuple):
     y: Tensor  # [T, D]
@@ -79,7 +84,11 @@ class AttentionOutput(NamedTuple):
 
 
 class CSAttention(nn.Module):
-    """One layer's attention over x [T, D]."""
+    """One layer's attention over x [T, D].
+
+    A repetition gives as `known` what the first run published: the selection is taken from it, and
+    entries and keys are its own, bit for bit, with the gradient of being made again.
+    """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -111,7 +120,11 @@ class CSAttention(nn.Module):
             self.indexer = Indexer(config, makes_keys=self.role == "source")
 
     def forward(
-        self, x: Tensor, context: AttentionContext, shared: SharedKV | None
+        self,
+        x: Tensor,
+        context: AttentionContext,
+        shared: SharedKV | None,
+        known: SharedKV | None = None,
     ) -> AttentionOutput:
         turn = context.yarn if self.ratio else context.plain
         q_latent = self.q_norm(self.wq_a(x))
@@ -120,7 +133,7 @@ class CSAttention(nn.Module):
             kv = fp8_fake_quant(kv)
         published, queries = None, None
         if self.role in ("source", "reindex"):
-            published, queries = self._publish(x, q_latent, context, shared)
+            published, queries = self._publish(x, q_latent, context, shared, known)
             shared = published
         out, mass = attend(
             q_latent,
@@ -145,12 +158,17 @@ class CSAttention(nn.Module):
                 mass,
                 workspace_bytes=self.settings.workspace_bytes,
             )
-            if context.recall:
+            if context.recall and known is None:
                 recall = self._recall(q_latent, kv, context, published)
         return AttentionOutput(self.wo_b(out), published, loss, recall)
 
     def _publish(
-        self, x: Tensor, q_latent: Tensor, context: AttentionContext, shared: SharedKV | None
+        self,
+        x: Tensor,
+        q_latent: Tensor,
+        context: AttentionContext,
+        shared: SharedKV | None,
+        known: SharedKV | None,
     ) -> tuple[SharedKV, tuple[Tensor, Tensor]]:
         """What later layers read, and the index queries and head weights that selected."""
         seen = context.visible[self.ratio]
@@ -162,11 +180,15 @@ class CSAttention(nn.Module):
             if self.qat.main_fp4:
                 entries = nvfp4_fake_quant(entries)
             keys = self.indexer.keys(latent.detach(), group_turn)
+            if known is not None:
+                entries, keys = as_before(entries, known.entries), as_before(keys, known.keys)
             pool = None
         else:
             assert shared is not None, "a reindexing layer follows a KV source"
             entries, keys, pool = shared.entries, shared.keys, shared.candidates
         q, weights = self.indexer.queries(x.detach(), q_latent.detach(), context.yarn)
+        if known is not None:
+            return known._replace(entries=entries, keys=keys), (q, weights)
         with torch.no_grad():
             selected, made = self.indexer.select(
                 q,

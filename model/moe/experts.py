@@ -22,6 +22,8 @@ class MoEOutput(NamedTuple):
     y: Tensor  # [T, D] routed sum + shared expert
     counts: Tensor  # [2, E] int64 tokens per expert, of text and of images
     balance: Tensor | None  # fp32 scalar, see `balance_sum`
+    chosen: Tensor  # [T, k] int64, as in `Routing`
+    routed: Tensor  # [T, D] the routed experts' part of y
 
 
 class MoE(nn.Module):
@@ -34,13 +36,25 @@ class MoE(nn.Module):
         self.shared_experts = SharedExpert(config)
 
     def forward(
-        self, x: Tensor, live: Tensor, image: Tensor, documents: Documents | None = None
+        self,
+        x: Tensor,
+        live: Tensor,
+        image: Tensor,
+        documents: Documents | None = None,
+        *,
+        chosen: Tensor | None = None,
+        routed: Tensor | None = None,
     ) -> MoEOutput:
-        """live and image [T] bool; with `documents`, also their balance loss."""
-        routing = self.gate(x, live, image, documents)
+        """live and image [T] bool; with `documents`, also their balance loss.
+
+        A repetition gives the first run's `chosen`, and `routed` if it has that: only the gradient
+        of the routed experts is then left to do.
+        """
+        routing = self.gate(x, live, image, documents, chosen=chosen)
+        out = self.experts(x, routing, known=routed)
         # Two roundings by design: the routed sum is cast first, the shared output added after.
-        y = self.experts(x, routing) + self.shared_experts(x)
-        return MoEOutput(y, routing.counts, routing.balance)
+        y = out + self.shared_experts(x)
+        return MoEOutput(y, routing.counts, routing.balance, routing.experts, out)
 
 
 class Experts(nn.Module):
@@ -54,11 +68,11 @@ class Experts(nn.Module):
         self.w2 = nn.Parameter(torch.empty(e, width, inner))
         self.limit, self.workspace_bytes = config.swiglu_limit, config.workspace_mb << 20
 
-    def forward(self, x: Tensor, routing: Routing) -> Tensor:
-        """x [T, D] -> [T, D], 0 for padding tokens."""
+    def forward(self, x: Tensor, routing: Routing, *, known: Tensor | None = None) -> Tensor:
+        """x [T, D] -> [T, D], 0 for padding tokens; `known` is this result if it is at hand."""
         w13, w2 = self.w13.to(x.dtype), self.w2.to(x.dtype)
         settings = self.limit, self.workspace_bytes
-        return _RoutedExperts.apply(x, routing.weights, w13, w2, routing, settings)
+        return _RoutedExperts.apply(x, routing.weights, w13, w2, known, routing, settings)
 
 
 class SharedExpert(nn.Module):
@@ -103,12 +117,14 @@ class _RoutedExperts(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, weights, w13, w2, routing, settings):  # type: ignore[override]
+    def forward(ctx, x, weights, w13, w2, known, routing, settings):  # type: ignore[override]
         limit, workspace_bytes = settings
         groups = list(_Slots.of(routing).groups(_bytes_per_slot(w13), workspace_bytes))
         ctx.save_for_backward(x, weights, w13, w2)
         ctx.settings = groups, limit
         ctx.kept = None
+        if known is not None:
+            return known
         out = torch.zeros_like(x, dtype=torch.float32)
         for g in groups:
             rows = x.index_select(0, g.token)
@@ -140,7 +156,7 @@ class _RoutedExperts(torch.autograd.Function):
             by_both = _swiglu_backward(by_hidden.mul_(weight), parts).to(x.dtype)
             _add_outer(grad_w13, by_both, rows, g)
             grad_x.index_add_(0, g.token, _by_expert(by_both, w13, g).float())
-        return grad_x.to(x.dtype), grad_weights, grad_w13, grad_w2, None, None
+        return grad_x.to(x.dtype), grad_weights, grad_w13, grad_w2, None, None, None
 
 
 class _Group(NamedTuple):

@@ -45,17 +45,26 @@ class Router(nn.Module):
         self.register_buffer("bias_vl", torch.zeros(self.experts))
 
     def forward(
-        self, x: Tensor, live: Tensor, image: Tensor, documents: Documents | None = None
+        self,
+        x: Tensor,
+        live: Tensor,
+        image: Tensor,
+        documents: Documents | None = None,
+        *,
+        chosen: Tensor | None = None,
     ) -> Routing:
-        """x [T, D]; live and image [T] bool. With `documents`, also their balance loss."""
+        """x [T, D]; live and image [T] bool. With `documents`, also their balance loss. `chosen`:
+        the experts of an earlier routing, [T, k], instead of a choice."""
         soft = F.softplus(wide_linear(x, self.weight.to(x.dtype)))
         # Below a logit of about -104 it is 0, where the root's slope would turn a zero gradient
         # into NaN, of chosen and other experts alike.
         nothing = soft == 0
         scores = soft.masked_fill(nothing, 1.0).sqrt().masked_fill(nothing, 0.0)
-        with torch.no_grad():
-            bias = torch.where(image[:, None], self.bias_vl, self.bias)
-            chosen = (scores + bias).topk(self.k, dim=-1).indices
+        if chosen is None:
+            with torch.no_grad():
+                bias = torch.where(image[:, None], self.bias_vl, self.bias)
+                chosen = (scores + bias).topk(self.k, dim=-1).indices
+        chosen = chosen.clamp_max(self.experts - 1)  # padding tokens may take any
         picked = scores.gather(-1, chosen)
         weights = picked / (picked.sum(-1, keepdim=True) + SMALLEST_SUM) * self.scaling
         experts = chosen.masked_fill(~live[:, None], self.experts)

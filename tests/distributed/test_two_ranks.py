@@ -110,7 +110,10 @@ def single(tmp_path_factory) -> tuple[TrainerConfig, Path]:
     return config, run(config, folder, "one")
 
 
-MESHES = {"shard": ParallelConfig(dp_shard=2), "copy": ParallelConfig(dp_replicate=2)}
+MESHES = {
+    "shard, recomputed": ParallelConfig(dp_shard=2, recompute="full"),
+    "copy": ParallelConfig(dp_replicate=2),
+}
 
 
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES.keys())

@@ -200,7 +200,7 @@ def test_padding_passes_the_shared_expert_alone(make_config: Callable) -> None:
     filled(own)
     x = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(2))
     live = torch.tensor([True, False, True, True, False, True])
-    out, counts, _ = own(x, live, torch.zeros(6, dtype=torch.bool))
+    out, counts, *_ = own(x, live, torch.zeros(6, dtype=torch.bool))
     shared = own.shared_experts(x)
     assert torch.equal(out[~live], shared[~live])
     assert (out[live] != shared[live]).any(1).all()
