@@ -69,8 +69,8 @@ def first_gradient(config: TrainerConfig, ranks: Ranks) -> dict[str, object]:
     found: dict[str, object] = {
         name: whole(p.grad) for name, p in learner.model.named_parameters() if p.grad is not None
     }
-    assert isinstance(learner.store, LocalStore)
     for layer, (ids, grad) in enumerate(zip(tables.ids, tables.grads, strict=True)):
+        assert isinstance(learner.store, LocalStore)  # frozen tables have no gradient
         dense = torch.zeros_like(learner.store.weight[layer])
         found[f"table {layer}"] = dense.index_copy_(0, ids, grad)
     found["norm"] = measured_norm(learner, tables.grads, ranks)

@@ -13,9 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from data.config import DataConfig
-from model.config import ModelConfig, QatConfig
+from model.config import EngramStoreConfig, ModelConfig, QatConfig
+from model.engram.store import LocalStore
+from model.names import table_name
 from trainer.checkpoint import Checkpoints
 from trainer.config import (
     CheckpointConfig,
@@ -171,6 +174,33 @@ def test_two_ranks_round_to_bfloat16_like_one(tmp_path):
     assert two["norm"] == pytest.approx(one["norm"], rel=1e-6)
     for left, right in zip(metrics, others, strict=True):
         assert right["loss"] == pytest.approx(left["loss"], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_two_ranks_read_frozen_tables_and_write_samples_like_one(tmp_path):
+    config = tiny(tmp_path)
+    store = LocalStore(dataclasses.replace(config.model, initializer_range=0.5), seed=1)
+    tables = zip(store.layers, store.weight, strict=True)
+    save_file({table_name(n): w for n, w in tables}, tmp_path / "model.safetensors")
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, engram=EngramStoreConfig("mapped", str(tmp_path))),
+        train=dataclasses.replace(config.train, steps=2),
+        eval=EvalConfig(),
+        logging=LoggingConfig(samples=1),
+    )
+    found = []
+    for mesh in (ParallelConfig(), ParallelConfig(dp_shard=2)):
+        name = f"frozen_{mesh.world}"
+        run(dataclasses.replace(config, parallel=mesh), tmp_path, name)
+        found.append((torch.load(tmp_path / f"{name}.pt"), read_metrics(tmp_path / name)))
+    (one, metrics), (two, others) = found
+    assert one["first"].keys() == two["first"].keys()
+    assert not any(name.startswith("table") for name in one["first"])
+    assert two["norm"] == pytest.approx(one["norm"], rel=1e-6)
+    for left, right in zip(metrics, others, strict=True):
+        assert right["loss"] == pytest.approx(left["loss"], rel=1e-4)
+        assert right["engram_gate_mean"] == pytest.approx(left["engram_gate_mean"], rel=1e-4)
 
 
 def read_metrics(run_dir: Path) -> list[dict]:
