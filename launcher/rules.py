@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from data.config import DataConfig
 from data.order import sharing_problems
@@ -104,6 +105,17 @@ def tokenizer_fits_model_and_kinds(data: DataConfig, model: ModelConfig) -> list
     return encoding_problems(data, model)
 
 
+def weights_fit_model(model: ModelConfig) -> list[str]:
+    if not model.weights:
+        return []
+    from model.released.check import weights_problems
+
+    found = weights_problems(
+        Path(model.weights).expanduser(), model, tables=model.engram.store == "local"
+    )
+    return [f"model.weights={model.weights}: {problem}" for problem in found]
+
+
 def mapped_tables_fit_model(model: ModelConfig, data: DataConfig) -> list[str]:
     if model.engram.store != "mapped":
         return []
@@ -142,6 +154,7 @@ RULES: tuple[Rule, ...] = (
     data_is_there,
     tables_have_their_sizes,
     tokenizer_fits_model_and_kinds,
+    weights_fit_model,
     mapped_tables_fit_model,
     model_fits_memory,
 )

@@ -87,7 +87,8 @@ def absolute(config: RunConfig) -> RunConfig:
     engram = config.model.engram
     if engram.path:
         engram = replace(engram, path=_absolute(engram.path))
-    model = replace(config.model, engram=engram)
+    weights = _absolute(config.model.weights) if config.model.weights else ""
+    model = replace(config.model, engram=engram, weights=weights)
     return replace(config, model=model, data=data, runs_dir=_absolute(config.runs_dir))
 
 

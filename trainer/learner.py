@@ -12,11 +12,14 @@ from model.engram.mapped import MappedStore
 from model.engram.store import LocalStore, RowStore
 from model.init import init_weights
 from model.names import table_name
+from model.released.load import Progress
 from model.transformer import DeepseekV41
 from trainer.config import TrainerConfig
 from trainer.optim import ParameterOptimizer, build_optimizer, optimizer_tensors
+from trainer.ranks import Ranks
 from trainer.sharding import shard_model
 from trainer.table_optim import SinkhornTables, SparseAdam, TableOptimizer
+from trainer.weights import load_weights
 
 
 @dataclass(frozen=True)
@@ -48,25 +51,30 @@ class Learner:
         }
 
 
-def build_learner(config: TrainerConfig) -> Learner:
-    """A freshly initialised model with its optimisers, a function of the configuration alone.
+def build_learner(
+    config: TrainerConfig,
+    *,
+    ranks: Ranks | None = None,
+    restored: bool = False,
+    progress: Progress = lambda done, total: None,
+) -> Learner:
+    """A model at the start of its training, with its optimisers.
 
-    With a mesh of several ranks the default process group must exist: the model is sharded over it.
-    ValueError lists what keeps mapped tables from being read.
+    Its values are a function of the configuration alone, or those of config.model.weights, each
+    rank reading its own share; with `restored` they are undefined, for a checkpoint to fill. With a
+    mesh of several ranks the default process group must exist: the model is sharded over it.
+    ValueError lists what keeps mapped tables from being read, DataError what is wrong with weights.
     """
+    scratch = not restored and not config.model.weights
     store: RowStore
     if config.model.engram.store == "mapped":
         store = MappedStore(config.model, token_map=load_token_map(config.data.tokenizer))
     else:
-        store = LocalStore(config.model, seed=config.seed)
-    model = DeepseekV41(
-        config.model,
-        distill=config.indexer.distills(config.model),
-        recompute=config.parallel.recompute,
-    )
-    init_weights(model, seed=config.seed, std=config.model.initializer_range)
-    if config.parallel.world > 1:
-        shard_model(model, config.parallel, dtype=getattr(torch, config.model.dtype))
+        store = LocalStore(config.model, seed=config.seed if scratch else None)
+    model = _build_model(config, scratch=scratch)
+    if config.model.weights and not restored:
+        ranks = ranks or Ranks.from_process_group()
+        load_weights(config.model, model, store, ranks=ranks, progress=progress)
     optim = config.optim
     tables: TableOptimizer | None = None
     if isinstance(store, LocalStore) and optim.name == "pretrain":
@@ -79,3 +87,21 @@ def build_learner(config: TrainerConfig) -> Learner:
         optimizer=build_optimizer(model, optim, config.model),
         table_optimizer=tables,
     )
+
+
+def _build_model(config: TrainerConfig, *, scratch: bool) -> DeepseekV41:
+    """This rank's share of the model, with initial values if it starts from scratch.
+
+    Otherwise no rank ever holds the whole: it is made and cut without memory first.
+    """
+    with torch.device("cpu" if scratch else "meta"):
+        model = DeepseekV41(
+            config.model,
+            distill=config.indexer.distills(config.model),
+            recompute=config.parallel.recompute,
+        )
+    if scratch:
+        init_weights(model, seed=config.seed, std=config.model.initializer_range)
+    if config.parallel.world > 1:
+        shard_model(model, config.parallel, dtype=getattr(torch, config.model.dtype))
+    return model if scratch else model.to_empty(device="cpu")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from data.corpus import Corpus, load_corpus
@@ -15,6 +17,8 @@ from trainer.progress import BarProgress, LineProgress, ProgressView, Say
 from trainer.ranks import Ranks
 from trainer.run import Run
 from trainer.state import TrainState
+
+PATIENCE = 5.0  # seconds of silence while reading weights
 
 
 def open_run(
@@ -33,7 +37,13 @@ def open_run(
         raise ValueError(f"{present[-1]} exists already: resume this run, or start a new one")
     corpus = load_corpus(config.data, config.model, seed=config.seed)
     _require_packs(config, corpus)
-    learner = build_learner(config)
+    newest = checkpoints.newest() if resume else None
+    learner = build_learner(
+        config,
+        ranks=ranks,
+        restored=newest is not None,
+        progress=_reading(say, config.model.weights),
+    )
     tensors = learner.tensors()
     state = TrainState(
         seed=config.seed,
@@ -41,7 +51,9 @@ def open_run(
         data_fingerprint=corpus.fingerprint,
         plan_fingerprint=corpus.plan_fingerprint,
     )
-    if resume and (newest := checkpoints.newest()):
+    if newest is None and config.model.weights:
+        say(f"starting from the weights in {config.model.weights}")
+    if newest is not None:
         TrainState.read(newest).require_same_samples(state, folder=newest)
         state = checkpoints.load(newest, tensors)
         state.require_same_tables(learner.store.fingerprint(), folder=newest)
@@ -70,6 +82,19 @@ def _require_packs(config: TrainerConfig, corpus: Corpus) -> None:
 def _saves_left(config: TrainerConfig, state: TrainState) -> int:
     steps, every = config.train.steps - state.step, config.checkpoint.every
     return -(-steps // every) if every else min(steps, 1)
+
+
+def _reading(say: Say, weights: str) -> Callable[[int, int], None]:
+    """A progress callback that speaks up now and then while weights are read."""
+    last = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PATIENCE:
+            last = time.monotonic()
+            say(f"reading the weights in {weights}: {100 * done / max(total, 1):.0f} %")
+
+    return report
 
 
 def _silent(text: str) -> None:

@@ -65,12 +65,15 @@ class LocalStore:
     tables over processes starts from the same numbers.
     """
 
-    def __init__(self, config: ModelConfig, *, seed: int) -> None:
+    def __init__(self, config: ModelConfig, *, seed: int | None) -> None:
+        """seed: of the initial values; None leaves them undefined, for weights to be read."""
         self.layers = config.engram_layers
         self.rows = config.engram_num_embeddings[: len(self.layers)]
         std, dim = config.initializer_range, config.engram_head_dim
         self.weight = [
-            initial_table(count, dim, layer=n, seed=seed, std=std)
+            torch.empty(count, dim)
+            if seed is None
+            else initial_table(count, dim, layer=n, seed=seed, std=std)
             for n, count in zip(self.layers, self.rows, strict=True)
         ]
 

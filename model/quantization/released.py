@@ -81,8 +81,8 @@ def decode_fp4(packed: Tensor, scale: Tensor, *, dtype: torch.dtype = torch.floa
     codes = torch.arange(256, device=packed.device)
     levels = torch.tensor(_E2M1, device=packed.device)
     pairs = torch.stack((levels[codes & 15], levels[codes >> 4]), dim=-1)
-    values = pairs[packed.view(torch.uint8).int()].flatten(-2)
-    return _scaled(values, scale.float()).to(dtype)
+    code = packed.view(torch.uint8).flatten().int()
+    return _scaled(pairs.index_select(0, code).view(rows, columns), scale.float()).to(dtype)
 
 
 def encode_fp8_blocks(values: Tensor) -> tuple[Tensor, Tensor]:

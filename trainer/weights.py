@@ -1,0 +1,64 @@
+"""A run's starting weights: out of a folder of safetensors, each rank its own share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from data.errors import DataError
+from model.config import ModelConfig
+from model.engram.store import LocalStore, RowStore
+from model.names import table_name
+from model.released.audit import audit, unread_by
+from model.released.errors import WeightsError
+from model.released.files import open_folder
+from model.released.load import Progress, Target, load, wanted_shapes
+from trainer.ranks import Ranks, is_sharded
+
+
+def load_weights(
+    config: ModelConfig, model: nn.Module, store: RowStore, *, ranks: Ranks, progress: Progress
+) -> None:
+    """Fill the model, and the tables that it holds in memory, from the folder config.weights.
+
+    Every rank reads the rows that it holds and no others; beside the model it takes the memory of
+    one slice. DataError, on every rank, lists all that is wrong with the folder.
+    """
+    error: DataError | None = None
+    try:
+        _load(config, model, store, progress=progress)
+    except WeightsError as found:
+        error = DataError(str(found))
+    if ranks.any(error is not None):
+        raise error or DataError("Another rank could not read its weights; see its log.")
+
+
+def _load(config: ModelConfig, model: nn.Module, store: RowStore, *, progress: Progress) -> None:
+    named = [*model.named_parameters(), *model.named_buffers()]
+    targets = [_target(name, tensor.detach()) for name, tensor in named]
+    tables = isinstance(store, LocalStore)
+    if isinstance(store, LocalStore):
+        weights = zip(store.layers, store.weight, strict=True)
+        targets += [Target.whole(table_name(layer), weight) for layer, weight in weights]
+    folder = open_folder(Path(config.weights))
+    try:
+        unread = unread_by(config, tables=tables)
+        if found := audit(folder, wanted_shapes(targets), unread=unread):
+            raise WeightsError(folder.path, found)
+        load(folder, targets, progress=progress)
+    finally:
+        folder.close()
+
+
+def _target(name: str, tensor: Tensor) -> Target:
+    if not is_sharded(tensor):
+        return Target.whole(name, tensor)
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offset = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    local = tensor.to_local()
+    assert tuple(local.shape) == tuple(shape), (name, local.shape, shape)
+    return Target(name, local, tuple(tensor.shape), tuple(offset))
