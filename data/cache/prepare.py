@@ -13,7 +13,7 @@ from data.cache.lock import locked
 from data.cache.parallel import outcomes, usable_cores
 from data.cache.prepared import COMPLETE, PreparedSet, origin_text
 from data.cache.recipe import Recipe, read_recipe
-from data.cache.room import RoomCheck, told_when_full
+from data.cache.room import RoomCheck
 from data.cache.writer import SetWriter
 from data.errors import CacheError, DataError
 from data.sources.base import Finding
@@ -93,44 +93,44 @@ def prepare_set(
     folder = cache / recipe.folder_name
     if (folder / COMPLETE).is_file():
         return PreparedSet.open(folder)
-    with told_when_full(cache):
+    room = RoomCheck(folder, total=recipe.pipeline.source.size)
+    with room.watched():
         cache.mkdir(parents=True, exist_ok=True)
     with locked(cache / f"{recipe.folder_name}.lock", say=say):
         if (folder / COMPLETE).is_file():  # finished while we waited
             return PreparedSet.open(folder)
         try:
-            return _fill(recipe, folder, processes=processes, progress=progress)
+            return _fill(recipe, folder, room, processes=processes, progress=progress)
         except DataError:
             shutil.rmtree(folder, ignore_errors=True)  # the source must change: it is of no use
             raise
 
 
 def _fill(
-    recipe: Recipe, folder: Path, *, processes: int, progress: Progress | None
+    recipe: Recipe, folder: Path, room: RoomCheck, *, processes: int, progress: Progress | None
 ) -> PreparedSet:
     pipeline, total = recipe.pipeline, recipe.pipeline.source.size
-    with told_when_full(folder):
+    with room.watched():
         writer = SetWriter(
             folder,
             header=recipe.header(),
             labelled=pipeline.kind.masked,
             window_documents=recipe.window_documents,
         )
-    room = RoomCheck(folder, total=total)
     stream = outcomes(pipeline, position=writer.position, processes=processes)
     try:
         with closing(stream):
             for block, outcome in stream:
                 if outcome.findings:
                     raise DataError(findings_text(recipe, outcome.findings))
-                with told_when_full(folder):
+                with room.watched():
                     writer.append(outcome.encoded, position=block.position, dropped=outcome.dropped)
                 room.look(written=writer.written, done=block.done)
                 if progress is not None:
                     progress(recipe.name, block.done, total)
         if writer.empty:
             raise DataError(_nothing(recipe, writer.dropped))
-        with told_when_full(folder):
+        with room.watched():
             return writer.complete()
     except CacheError:
         writer.discard_partial()

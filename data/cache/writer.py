@@ -13,6 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -114,7 +115,8 @@ class SetWriter:
     def close(self) -> None:
         """Close all files, without making them durable."""
         for file in self._files.values():
-            file.close()
+            with suppress(OSError):  # a full disk refused what is still in the buffer
+                file.close()
         self._files = {}
 
     def _write(self, encoded: Encoded) -> None:

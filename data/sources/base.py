@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-BLOCK_BYTES = 2**21
+BLOCK_BYTES = 2**20
 BLOCK_RECORDS = 2**14
 
 
