@@ -38,17 +38,22 @@ class Learner:
         restores the state, so they serve both saving and loading. Frozen tables stay in their
         files.
         """
-        parts = {"model": self.model.state_dict(), "optimizer": optimizer_tensors(self.optimizer)}
-        if isinstance(self.store, LocalStore):
-            tables = zip(self.store.layers, self.store.weight, strict=True)
-            parts["tables"] = {table_name(layer): weight for layer, weight in tables}
+        found = weights_by_name(self.model, self.store)
+        for name, tensor in optimizer_tensors(self.optimizer).items():
+            found[f"optimizer/{name}"] = tensor
         if self.table_optimizer is not None:
-            parts["table_optimizer"] = self.table_optimizer.tensors()
-        return {
-            f"{part}/{name}": tensor
-            for part, tensors in parts.items()
-            for name, tensor in tensors.items()
-        }
+            for name, tensor in self.table_optimizer.tensors().items():
+                found[f"table_optimizer/{name}"] = tensor
+        return found
+
+
+def weights_by_name(model: DeepseekV41, store: RowStore) -> dict[str, Tensor]:
+    """The part of `Learner.tensors` that a forward reads: model/ and tables/."""
+    found = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
+    if isinstance(store, LocalStore):
+        for layer, weight in zip(store.layers, store.weight, strict=True):
+            found[f"tables/{table_name(layer)}"] = weight
+    return found
 
 
 def build_learner(
@@ -66,12 +71,8 @@ def build_learner(
     ValueError lists what keeps mapped tables from being read, DataError what is wrong with weights.
     """
     scratch = not restored and not config.model.weights
-    store: RowStore
-    if config.model.engram.store == "mapped":
-        store = MappedStore(config.model, token_map=load_token_map(config.data.tokenizer))
-    else:
-        store = LocalStore(config.model, seed=config.seed if scratch else None)
-    model = _build_model(config, scratch=scratch)
+    store = build_store(config, scratch=scratch)
+    model = build_model(config, scratch=scratch)
     if config.model.weights and not restored:
         ranks = ranks or Ranks.from_process_group()
         load_weights(config.model, model, store, ranks=ranks, progress=progress)
@@ -89,7 +90,14 @@ def build_learner(
     )
 
 
-def _build_model(config: TrainerConfig, *, scratch: bool) -> DeepseekV41:
+def build_store(config: TrainerConfig, *, scratch: bool) -> RowStore:
+    """The Engram tables: those in files, or in memory, with initial values if from scratch."""
+    if config.model.engram.store == "mapped":
+        return MappedStore(config.model, token_map=load_token_map(config.data.tokenizer))
+    return LocalStore(config.model, seed=config.seed if scratch else None)
+
+
+def build_model(config: TrainerConfig, *, scratch: bool) -> DeepseekV41:
     """This rank's share of the model, with initial values if it starts from scratch.
 
     Otherwise no rank ever holds the whole: it is made and cut without memory first.

@@ -9,7 +9,7 @@ from model.engram.store import RowStore
 from model.transformer import DeepseekV41
 from trainer.checkpoint import read_tensors
 from trainer.config import ParallelConfig, TrainerConfig
-from trainer.learner import build_learner
+from trainer.learner import build_model, build_store, weights_by_name
 from trainer.state import TrainState
 
 
@@ -19,10 +19,9 @@ def restored_model(config: TrainerConfig, folder: Path) -> tuple[DeepseekV41, Ro
     However many ranks wrote it. DataError for mapped tables that are not those it was trained
     with; ValueError when they cannot be read, or the configuration is not the checkpoint's.
     """
-    learner = build_learner(replace(config, parallel=ParallelConfig()))
-    parts = ("model/", "tables/")
-    tensors = {n: t for n, t in learner.tensors().items() if n.startswith(parts)}
-    read_tensors(folder, tensors, whole=False, one_rank=True)
+    alone = replace(config, parallel=ParallelConfig())
+    model, store = build_model(alone, scratch=False), build_store(alone, scratch=False)
+    read_tensors(folder, weights_by_name(model, store), whole=False, one_rank=True)
     state = TrainState.read(folder)
-    state.require_same_tables(learner.store.fingerprint(), folder=folder)
-    return learner.model, learner.store, state
+    state.require_same_tables(store.fingerprint(), folder=folder)
+    return model, store, state

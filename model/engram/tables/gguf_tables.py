@@ -15,6 +15,7 @@ read as well. A set split into X-00001-of-0000N.gguf has the keys in its first f
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,8 @@ from model.engram.tables.file_rows import FileRows
 from model.engram.tables.table import Table
 
 if TYPE_CHECKING:
+    from gguf import GGUFReader
+
     from model.config import ModelConfig
 
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -185,12 +188,11 @@ def _split_set(path: Path) -> list[Path]:
 
 
 def _read(path: Path, *, with_keys: bool) -> tuple[dict[str, np.ndarray], dict[str, Entry]]:
-    from gguf import GGUFReader
-
+    reader_type = quick_reader()
     try:
-        reader = GGUFReader(path)
+        reader = reader_type(path)
         keys = _engram_keys(reader.fields) if with_keys else {}
-    except (ValueError, KeyError, IndexError, OSError) as error:
+    except (ValueError, KeyError, IndexError, OSError, struct.error) as error:
         raise ValueError(
             f"{path} cannot be read as GGUF ({error}); it may be cut short: fetch it again"
         ) from None
@@ -203,12 +205,41 @@ def _read(path: Path, *, with_keys: bool) -> tuple[dict[str, np.ndarray], dict[s
     return keys, tensors
 
 
+def quick_reader() -> type[GGUFReader]:
+    """The package's reader, which reads an array at once where its own makes objects of each entry.
+
+    A file with a tokenizer has half a million: 15 s and 0.5 GB, which become 0.2 s.
+    """
+    from gguf import GGUFReader, GGUFValueType
+
+    class Quick(GGUFReader):
+        def _get_field_parts(self, orig_offs: int, raw_type: int):  # type: ignore[override]
+            if raw_type != GGUFValueType.ARRAY or self.byte_order != "I":
+                return super()._get_field_parts(orig_offs, raw_type)
+            kind, count = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
+            scalar = self.gguf_scalar_to_np.get(GGUFValueType(kind[0]))
+            start = orig_offs + 12
+            if scalar is not None:
+                entries = self._get(start, scalar, int(count[0]))
+            elif kind[0] == GGUFValueType.STRING:
+                end = start
+                for _ in range(int(count[0])):
+                    end += 8 + struct.unpack_from("<Q", self.data, end)[0]
+                entries = self._get(start, np.uint8, end - start)
+            else:
+                return super()._get_field_parts(orig_offs, raw_type)
+            types = [GGUFValueType.ARRAY, GGUFValueType(kind[0])]
+            return 12 + int(entries.nbytes), [kind, count, entries], [2], types
+
+    return Quick
+
+
 def _engram_keys(fields: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The Engram entries as copied arrays: the reader keeps an object for every element."""
+    """The Engram entries, copied out of the file."""
     architecture = fields.get("general.architecture")
     prefix = f"{architecture.contents()}.engram." if architecture is not None else ".engram."
     return {
-        name.removeprefix(prefix): np.array([int(field.parts[i][0]) for i in field.data])
+        name.removeprefix(prefix): np.concatenate([field.parts[i] for i in field.data])
         for name, field in fields.items()
         if name.startswith(prefix) and name.removeprefix(prefix) in GEOMETRY_KEYS + HASH_KEYS
     }

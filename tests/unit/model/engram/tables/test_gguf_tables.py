@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from model.engram.tables.gguf_tables import quick_reader
 from model.engram.tables.source import open_tables, table_problems
 
 TABLE = "blk.1.engram_embd.weight"
@@ -126,3 +127,33 @@ def test_another_shape_and_broken_files_are_named(
         files.path.write_bytes(content)
         (problem,) = table_problems(files.read_by(), token_map=token_map)
         assert "cannot be read as GGUF" in problem
+
+
+def test_the_quick_reader_reads_what_the_packages_own_reads(tmp_path: Path) -> None:
+    import gguf
+
+    path = tmp_path / "all.gguf"
+    writer = gguf.GGUFWriter(path, "deepseek41")
+    kinds = gguf.GGUFValueType
+    writer.add_array("tokens", ["a", "", "Ġlonger €", "b" * 300])
+    writer.add_array("flags", [True, False])
+    writer.add_array("scores", [0.5, -1.25])
+    writer.add_key_value("wide", [2**63, 1], kinds.ARRAY, kinds.UINT64)
+    writer.add_key_value("nested", [[1, 2], [3]], kinds.ARRAY)
+    writer.add_string("after", "the arrays")
+    writer.add_tensor("one", np.arange(64, dtype=np.float32).reshape(2, 32))
+    writer.add_tensor("two", np.zeros((3, 84), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q2_K)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    own, quick = gguf.GGUFReader(path), quick_reader()(path)
+    assert quick.fields.keys() == own.fields.keys()
+    for name in ("flags", "scores", "wide"):
+        found = quick.fields[name]
+        entries = np.concatenate([found.parts[i] for i in found.data])
+        assert entries.tolist() == own.fields[name].contents()
+    assert quick.fields["after"].contents() == "the arrays"
+    for found, wanted in zip(quick.tensors, own.tensors, strict=True):
+        assert (found.name, found.data_offset) == (wanted.name, wanted.data_offset)
+        assert np.array_equal(found.data, wanted.data)
