@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -89,6 +90,9 @@ class Block(nn.Module):
     streams' bytes.
     """
 
+    read: Callable[[Tensor, Tensor], Tensor]
+    expand: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
     def __init__(self, config: ModelConfig, layer: int, *, recompute: Recompute = "none") -> None:
         super().__init__()
         self.recompute = recompute
@@ -99,6 +103,7 @@ class Block(nn.Module):
         self.hc_ffn = HyperConnection(config)
         self.ffn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.ffn = MoE(config)
+        self.read, self.expand = read, expand
 
     def forward(
         self,
@@ -158,18 +163,18 @@ class Block(nn.Module):
         # what each half reads from its streams are as wide again, and follow at little cost.
         with rebuilding(lambda: self._read(streams, pre, self.attn_norm)) as cheap:
             mix = self.hc_attn(streams)
-            x = cheap(self.attn_norm(cheap(read(streams, pre))))
+            x = cheap(self.attn_norm(cheap(self.read(streams, pre))))
             before = None if known is None else known.published
             y, published, index_loss, index_recall = self.attn(x, context, shared, before)
-        middle = expand(y, streams, mix)
+        middle = self.expand(y, streams, mix.post, mix.comb)
 
         def make() -> list[Tensor]:
-            again = expand(y, streams, mix)
+            again = self.expand(y, streams, mix.post, mix.comb)
             return [again, *self._read(again, mix.pre, self.ffn_norm)]
 
         with rebuilding(make) as cheap:
             mix_ffn = self.hc_ffn(cheap(middle))
-            x = cheap(self.ffn_norm(cheap(read(middle, mix.pre))))
+            x = cheap(self.ffn_norm(cheap(self.read(middle, mix.pre))))
             ffn = self.ffn(
                 x,
                 layout.live,
@@ -178,7 +183,7 @@ class Block(nn.Module):
                 chosen=None if known is None else known.chosen,
                 routed=None if known is None else known.routed,
             )
-            out = expand(ffn.y, middle, mix_ffn)
+            out = self.expand(ffn.y, middle, mix_ffn.post, mix_ffn.comb)
         routed = ffn.routed.detach() if self.recompute == "selective" else None
         keep = Known(None if published is None else published.detached(), ffn.chosen, routed)
         made = BlockOutput(
@@ -194,5 +199,5 @@ class Block(nn.Module):
         return made, keep
 
     def _read(self, streams: Tensor, pre: Tensor, norm: RMSNorm) -> list[Tensor]:
-        x = read(streams, pre)
+        x = self.read(streams, pre)
         return [x, norm(x)]

@@ -49,6 +49,17 @@ class QatConfig:
 
 
 @dataclass(frozen=True)
+class CompileConfig:
+    """Which functions go through torch.compile: the Engram gate, reading and writing the residual
+    streams, and the norms. They compute the same to rounding; where a compiler is missing or fails,
+    the run says so and goes on without it."""
+
+    engram_gate: bool = False
+    hyper_connection: bool = False
+    norm: bool = False
+
+
+@dataclass(frozen=True)
 class EngramStoreConfig:
     """Where the Engram tables live.
 
@@ -65,10 +76,10 @@ class ModelConfig:
     """One DeepSeek-V4.1 model, text and vision, under the released field names.
 
     `num_hidden_layers` may be smaller than the schedules cover: the first layers keep their roles
-    and sources past the end are ignored. `qat`, `engram`, `weights` and `workspace_mb` say how we
-    run it; they are not part of config.json. `carried` holds released entries that do not shape the
-    backbone (the draft heads' settings, library metadata) as (dotted path, JSON text), so that a
-    file comes back whole.
+    and sources past the end are ignored. `qat`, `engram`, `compile`, `weights` and `workspace_mb`
+    say how we run it; they are not part of config.json. `carried` holds released entries that do
+    not shape the backbone (the draft heads' settings, library metadata) as (dotted path, JSON
+    text), so that a file comes back whole.
     """
 
     vocab_size: int
@@ -125,6 +136,7 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     vision: VisionConfig = field(default_factory=VisionConfig)
     qat: QatConfig = field(default_factory=QatConfig)
+    compile: CompileConfig = field(default_factory=CompileConfig)
     engram: EngramStoreConfig = field(default_factory=EngramStoreConfig)
     weights: str = ""  # a folder of released safetensors to start from; "" = from scratch
     workspace_mb: int = 32

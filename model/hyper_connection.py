@@ -58,9 +58,9 @@ def read(streams: Tensor, pre: Tensor) -> Tensor:
     return _Read.apply(streams, pre)
 
 
-def expand(y: Tensor, streams: Tensor, mix: Mix) -> Tensor:
+def expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """The streams after a sublayer's output y [T, D]: [T, M, D] in the streams' type."""
-    return _Expand.apply(y, streams, mix.post, mix.comb)
+    return _Expand.apply(y, streams, post, comb)
 
 
 class _ProjectScaled(torch.autograd.Function):

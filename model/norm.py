@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -12,14 +14,22 @@ class RMSNorm(nn.Module):
     The weight is rounded to x's dtype first, but for norms that keep it in fp32.
     """
 
+    function: Callable[[Tensor, Tensor, float], Tensor]
+
     def __init__(self, dim: int, eps: float, *, fp32_weight: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(dim))
         self.eps, self.fp32_weight = eps, fp32_weight
+        self.function = rms_norm
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight if self.fp32_weight else self.weight.to(x.dtype)
-        return _RMSNorm.apply(x, weight, self.eps)
+        return self.function(x, weight, self.eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The norm of RMSNorm with this weight, as it is."""
+    return _RMSNorm.apply(x, weight, eps)
 
 
 class _RMSNorm(torch.autograd.Function):

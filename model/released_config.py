@@ -12,7 +12,16 @@ from model.config import ModelConfig, RopeScaling, VisionConfig
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-OURS = {"vision", "qat", "engram", "weights", "workspace_mb", "carried", "image_token_id"}
+OURS = {
+    "vision",
+    "qat",
+    "engram",
+    "compile",
+    "weights",
+    "workspace_mb",
+    "carried",
+    "image_token_id",
+}
 TEXT = {f.name for f in fields(ModelConfig)} - OURS
 TUPLES = {
     "compress_ratios",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from model.attention.csa import AttentionContext, SharedKV
 from model.block import Block
-from model.config import ModelConfig
+from model.compiled import install
+from model.config import CompileConfig, ModelConfig
 from model.engram.rows import EngramRows
 from model.hyper_connection import read
 from model.layout import Layout, ModelInputs, pad_rows
@@ -85,6 +86,14 @@ class DeepseekV41(nn.Module):
         for name, parameter in self.named_parameters():
             if ".indexer." in name:
                 parameter.requires_grad_(distill)
+        self.train()
+
+    def train(self, mode: bool = True) -> Self:
+        """Training uses the compiled functions that the configuration names; evaluation, whose
+        shapes come and go, uses the plain ones."""
+        super().train(mode)
+        install(self.layers, self.norm, self.config.compile if mode else CompileConfig())
+        return self
 
     def forward(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +21,8 @@ class Engram(nn.Module):
     gate_m = sigmoid(sign(dot) * sqrt(max(|dot|, 1e-6))), all fp32, and 0 on dead tokens.
     """
 
+    gate: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         m, width = config.hc_mult, config.hidden_size
@@ -28,6 +32,7 @@ class Engram(nn.Module):
         )
         self.q_weight = nn.Parameter(torch.empty(m, width))
         self.k_weight = nn.Parameter(torch.empty(m, width))
+        self.gate = engram_gate
 
     def forward(self, streams: Tensor, rows: EngramRows, alive: Tensor) -> tuple[Tensor, Tensor]:
         """streams [T, M, D]; rows of the same T tokens; alive [T] bool, false on padding and image
@@ -35,15 +40,19 @@ class Engram(nn.Module):
         projected = project_rows(rows, self.wkv.weight, streams.dtype)
         key, value = projected.split([self.streams * streams.shape[-1], streams.shape[-1]], dim=-1)
         key = key.unflatten(-1, (self.streams, -1))
-        gate = self._gate(streams, key) * alive[:, None]
+        # The weights are rounded like any other and multiplied in fp32.
+        kind = streams.dtype
+        weight = self.q_weight.to(kind).float() * self.k_weight.to(kind).float()
+        gate = self.gate(streams, key, weight, self.eps) * alive[:, None]
         mean = gate.detach().sum() / (alive.sum().clamp_min(1) * self.streams)
         added = streams.float() + gate[:, :, None] * value.float()[:, None]
         return added.to(streams.dtype), mean
 
-    def _gate(self, x: Tensor, key: Tensor) -> Tensor:
-        q_weight, k_weight = (w.to(x.dtype).float() for w in (self.q_weight, self.k_weight))
-        dot = _NormalisedDot.apply(x, key, q_weight * k_weight, self.eps)
-        return torch.sigmoid(torch.copysign(dot.abs().clamp_min(SMALLEST_DOT).sqrt(), dot))
+
+def engram_gate(x: Tensor, key: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The gates [T, M] of streams x and keys [T, M, D]; weight [M, D] is q_weight * k_weight."""
+    dot = _NormalisedDot.apply(x, key, weight, eps)
+    return torch.sigmoid(torch.copysign(dot.abs().clamp_min(SMALLEST_DOT).sqrt(), dot))
 
 
 class _NormalisedDot(torch.autograd.Function):
