@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from data.corpus import PackedSet
-from data.packing import ranges
-
 NO_LABEL = -100
-TEXT = -1
-PADDING_PACK = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,14 +43,27 @@ class PackLayout:
 
 
 @dataclass(frozen=True, eq=False)
+class Images:
+    """The images of a batch, in the row-major order of their spans over [B, S].
+
+    patches: [P, 3 * patch_size^2], channel first inside a patch, each image's patches row by row,
+    one image after another. grids: int64 [images, 2], patch rows and columns of each.
+    """
+
+    patches: Tensor
+    grids: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Batch:
     """B packs of S tokens, on the CPU.
 
-    input_ids, labels (the next token of the same document, -100 where there is none),
-    position_ids (from 0 in each document) and seq_ids (1, 2, ... along a row, 0 = padding) are
-    int64 [B, S]; token_types int8 [B, S], -1 = text; engram_rows int64 [B, S, L, C] for L Engram
-    layers and C rows a token, hashed on whole documents. sample_ids are the rows' global pack
-    indices, -1 for a row of padding.
+    input_ids, labels (the next token of the same document, -100 where there is none or it is not
+    to be learnt), position_ids (from 0 in each document) and seq_ids (1, 2, ... along a row, 0 =
+    padding) are int64 [B, S]; token_types int8 [B, S]: -1 = text, 0..3 = start, image, newline and
+    end of an image span; engram_rows int64 [B, S, L, C] for L Engram layers and C rows a token,
+    hashed on whole documents. images: None when the batch has none. sample_ids are the rows'
+    global pack indices, -1 for a row of padding.
     """
 
     input_ids: Tensor
@@ -64,6 +72,7 @@ class Batch:
     seq_ids: Tensor
     token_types: Tensor
     engram_rows: Tensor
+    images: Images | None
     sample_ids: tuple[int, ...]
     layout: PackLayout
 
@@ -77,39 +86,14 @@ class Batch:
         """Positions that are no padding."""
         return int((self.seq_ids > 0).sum())
 
-
-def collate(packs: PackedSet, indices: np.ndarray, *, sample_ids: tuple[int, ...]) -> Batch:
-    """The batch of the given packs, a row each; index PADDING_PACK gives a row of padding."""
-    plan, rows, length = packs.plan, len(indices), packs.pack_length
-    assert len(sample_ids) == rows
-    real = np.flatnonzero(indices != PADDING_PACK)
-    first = plan.pack_offsets[indices[real]]
-    counts = plan.pack_offsets[indices[real] + 1] - first
-    pieces = ranges(first, counts)
-    lengths = plan.lengths[pieces]
-    places = ranges(np.repeat(real, counts) * length + plan.columns[pieces], lengths)
-    tokens = packs.tokens[ranges(plan.starts[pieces], lengths)]
-    following = np.append(tokens[1:], 0).astype(np.int64)
-    following[np.cumsum(lengths) - 1] = NO_LABEL
-
-    def filled(fill: int, values: np.ndarray) -> np.ndarray:
-        out = np.full(rows * length, fill, dtype=np.int64)
-        out[places] = values
-        return out.reshape(rows, length)
-
-    input_ids = filled(packs.pad_token_id, tokens)
-    seq_ids = filled(0, np.repeat(ranges(np.ones_like(counts), counts), lengths))
-    if packs.hasher is None:
-        engram_rows = np.zeros((rows, length, 0, 0), dtype=np.int64)
-    else:
-        engram_rows = packs.hasher.rows(input_ids, seq_ids=seq_ids, live=seq_ids != 0)
-    return Batch(
-        input_ids=torch.from_numpy(input_ids),
-        labels=torch.from_numpy(filled(NO_LABEL, following)),
-        position_ids=torch.from_numpy(filled(0, ranges(np.zeros_like(lengths), lengths))),
-        seq_ids=torch.from_numpy(seq_ids),
-        token_types=torch.full((rows, length), TEXT, dtype=torch.int8),
-        engram_rows=torch.from_numpy(engram_rows),
-        sample_ids=sample_ids,
-        layout=PackLayout.from_seq_ids(seq_ids),
-    )
+    def pin_memory(self) -> Batch:
+        """A copy in page-locked memory, from where a GPU copies without waiting."""
+        pinned = {
+            f.name: value.pin_memory()
+            for f in fields(self)
+            if isinstance(value := getattr(self, f.name), Tensor)
+        }
+        images = self.images
+        if images is not None:
+            images = Images(images.patches.pin_memory(), images.grids.pin_memory())
+        return replace(self, **pinned, images=images)

@@ -1,19 +1,19 @@
-"""A run's corpus: documents, tokenised, split and packed, the same on every rank."""
+"""A run's corpus: prepared documents, split and packed, the same on every rank."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from data.cache.prepare import PreparedSource, prepare
+from data.cache.prepare import prepare
 from data.config import DataConfig
 from data.engram import RowHasher
 from data.kinds.opening import kind_problems
-from data.order import split_documents
-from data.packing import PackPlan, plan_packs
+from data.packs import PackedSet, PackSource
+from data.plan.settings import PlanSettings
+from data.plan.stored import StoredPlans
 from data.tokenizer import Encoder, tokenizer_problems
 
 if TYPE_CHECKING:
@@ -21,47 +21,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PackedSet:
-    """Packs that can be turned into batches; len() is their count.
-
-    tokens: the corpus, int32, end to end. hasher: None for a model without Engram. Plain data,
-    pickled whole into each loader worker.
-    """
-
-    tokens: np.ndarray
-    plan: PackPlan
-    pack_length: int
-    pad_token_id: int
-    hasher: RowHasher | None
-
-    def __len__(self) -> int:
-        return len(self.plan)
-
-    @property
-    def real_tokens(self) -> int:
-        """Tokens of documents, in all packs."""
-        return int(self.plan.lengths.sum())
-
-    @property
-    def padding_share(self) -> float:
-        """Share of all packs' positions that hold no document."""
-        return 1 - self.real_tokens / (len(self) * self.pack_length) if len(self) else 0.0
-
-
-@dataclass(frozen=True)
 class Corpus:
-    """Training and held-out packs of one tokenised corpus. No document is in both.
+    """Training and held-out packs of one run. No document is in both.
 
-    fingerprint: SHA-256 of all tokens and document borders; another one means other data.
-    plan_fingerprint: SHA-256 of which tokens stand where in which pack; together with the seed
-    it fixes what every global pack index holds.
+    fingerprint: SHA-256 that identifies the documents; another one means other data. (Of a
+    streaming source, whose documents are not all there, it covers what they are read from.)
+    plan_fingerprint: SHA-256 of everything else that decides which tokens stand where in which
+    pack, and from which source each pack comes; together with the seed it fixes what every global
+    pack index holds.
     """
 
     train: PackedSet
     heldout: PackedSet
-    documents: int
     fingerprint: str
     plan_fingerprint: str
+
+    @property
+    def documents(self) -> int:
+        """Documents that are there, of all sources."""
+        sets = [source.plans.prepared for source in self.train.sources]
+        return sum(s.documents(window) for s in sets for window in range(s.windows))
 
 
 def data_problems(data: DataConfig, model: ModelConfig) -> list[str]:
@@ -85,53 +64,52 @@ def encoding_problems(data: DataConfig, model: ModelConfig) -> list[str]:
 
 
 def load_corpus(data: DataConfig, model: ModelConfig, *, seed: int) -> Corpus:
-    """Prepare, split and pack the documents of `data` for `model`.
+    """The documents of `data`, prepared if they are not yet, as packs for `model`.
 
-    ValueError lists every fault of the configuration; DataError names the file and line of bad
-    data.
+    Packs are planned when they are asked for. ValueError lists every fault of the configuration;
+    DataError names the file and line of bad data.
     """
     if found := data_problems(data, model):
         raise ValueError("\n".join(found))
-    hasher = RowHasher.for_model(model, tokenizer=data.tokenizer)
-    tokens, offsets = _in_memory(prepare(data, model, say=lambda text: None))
-    training, held_out = split_documents(len(offsets) - 1, holdout=data.holdout, seed=seed)
-
-    def packed(chosen: np.ndarray) -> PackedSet:
-        plan = plan_packs(offsets, chosen, pack_length=data.pack_length, alignment=model.alignment)
-        return PackedSet(tokens, plan, data.pack_length, model.pad_token_id, hasher)
-
-    train, heldout = packed(training), packed(held_out)
+    made = prepare(data, model, say=lambda text: None)
+    sources = []
+    for (name, config), prepared in zip(data.named_sources(), made, strict=True):
+        settings = PlanSettings(
+            pack_length=data.pack_length,
+            alignment=model.alignment,
+            on_long_document=config.on_long_document,
+            holdout=data.holdout,
+            seed=seed,
+            streaming=config.streaming,
+        )
+        plans = StoredPlans(prepared.set, settings)
+        sources.append(PackSource(name, plans, prepared.weight, prepared.epochs))
+    train = PackedSet(
+        sources=tuple(sources),
+        pack_length=data.pack_length,
+        pad_token_id=model.pad_token_id,
+        seed=seed,
+        hasher=RowHasher.for_model(model, tokenizer=data.tokenizer),
+        vision=model.vision if model.vision.num_hidden_layers else None,
+    )
     return Corpus(
         train=train,
-        heldout=heldout,
-        documents=len(offsets) - 1,
-        fingerprint=_sha256(tokens.astype("<i4"), offsets.astype("<i8")),
-        plan_fingerprint=_fingerprint_plans(train, heldout),
+        heldout=replace(train, held_out=True),
+        fingerprint=_sha256([_documents(source) for source in sources]),
+        plan_fingerprint=_sha256([_packing(source) for source in sources]),
     )
 
 
-def _in_memory(sources: list[PreparedSource]) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens int32, offsets int64) of all documents."""
-    if len(sources) > 1 or any(s.set.header["settings"]["kind"] != "pretrain" for s in sources):
-        raise ValueError("only one source of kind pretrain can be trained on so far")
-    made = sources[0].set
-    windows = range(made.windows)
-    lengths = np.concatenate([made.lengths(w) for w in windows])
-    offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
-    return np.concatenate([made.tokens(w) for w in windows]), offsets
+def _documents(source: PackSource) -> list[str]:
+    prepared = source.plans.prepared
+    if source.streaming:
+        return [prepared.fingerprint]
+    return [prepared.digest(window) for window in range(prepared.windows)]
 
 
-def _fingerprint_plans(*sets: PackedSet) -> str:
-    arrays = [np.array([s.pack_length for s in sets], dtype="<i8")]
-    for s in sets:
-        plan = s.plan
-        arrays += [plan.pack_offsets, plan.starts, plan.lengths, plan.columns]
-    return _sha256(*(array.astype("<i8") for array in arrays))
+def _packing(source: PackSource) -> list[str]:
+    return [source.plans.settings.key(*_documents(source)), repr(source.weight)]
 
 
-def _sha256(*arrays: np.ndarray) -> str:
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(str(array.shape).encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
+def _sha256(value: list[list[str]]) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

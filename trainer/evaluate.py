@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from data.corpus import PackedSet
 from data.loader import eval_batches
+from data.packs import PackedSet
 from trainer.learner import Learner
 from trainer.metrics import Record
 from trainer.ranks import Ranks

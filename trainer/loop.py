@@ -89,7 +89,6 @@ def remaining_steps(run: Run) -> Generator[list[Batch], None, None]:
     train, state = run.config.train, run.state
     steps = batches(
         run.corpus.train,
-        seed=run.config.seed,
         first_step=state.step,
         steps=train.steps - state.step,
         packs_per_step=train.packs_per_step,

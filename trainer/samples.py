@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from data.corpus import PackedSet
 from data.engram import RowHasher
 from data.loader import eval_batches
+from data.packs import PackedSet
 from data.tokenizer import load_tokenizer
 from trainer.config import TrainerConfig
 from trainer.learner import Learner
@@ -51,7 +51,7 @@ def say_samples(
 
 def _prompts(config: TrainerConfig, heldout: PackedSet) -> list[list[int]]:
     """The text at the beginning of packs, without what would end it; from nothing without packs."""
-    if not len(heldout):
+    if not heldout.available(1):
         return [[config.model.bos_token_id]] * COUNT
     found = []
     for batch in eval_batches(heldout, count=COUNT, packs_per_micro_batch=1, rank=0, ranks=1):

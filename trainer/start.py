@@ -70,9 +70,9 @@ def open_run(
 
 
 def _require_packs(config: TrainerConfig, corpus: Corpus) -> None:
-    if not len(corpus.train):
+    if not corpus.train.available(1):
         raise ValueError("there is no document to train on; give more, or lower data.holdout")
-    if config.eval.every and not len(corpus.heldout):
+    if config.eval.every and not corpus.heldout.available(1):
         raise ValueError(
             "eval.every is set but no document is held out; raise data.holdout, give more "
             "documents, or set eval.every=0"

@@ -15,7 +15,7 @@ from model.attention.distillation import distilled_queries
 from model.config import ModelConfig
 from model.engram.rows import EngramRows
 from model.engram.store import Window
-from model.layout import ModelInputs
+from model.layout import Images, ModelInputs
 from model.transformer import ForwardOutput
 from trainer.balance import balance_routers
 from trainer.config import RouterConfig
@@ -200,11 +200,13 @@ def forward(
     recall: bool = False,
 ) -> ForwardOutput:
     """The model's output for one micro-batch, the loss summed over its labels."""
+    images = batch.images
     inputs = ModelInputs(
         input_ids=batch.input_ids,
         seq_ids=batch.seq_ids,
         position_ids=batch.position_ids,
         token_types=batch.token_types,
+        images=images and Images(images.patches, images.grids),
     )
     options = {"balance": balance, "recall": recall}
     return learner.model(inputs, engram=engram, labels=batch.labels, **options)

@@ -6,7 +6,7 @@ import errno
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from data.errors import CacheError
@@ -45,20 +45,24 @@ class RoomCheck:
         if self._needed + SPARE > shutil.disk_usage(self._folder).free:
             raise full(self._folder, needed=self._needed)
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
+    def watched(self) -> AbstractContextManager[None]:
         """A refused write below the folder as CacheError."""
-        try:
-            yield
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise full(self._folder, needed=self._needed) from error
-            raise CacheError(
-                f"The cache {self._folder} cannot be written ({error.strerror or error}: "
-                f"{error.filename or self._folder}); make it writable, or set "
-                "data.cache_dir=FOLDER",
-                full=False,
-            ) from error
+        return told_when_full(self._folder, needed=self._needed)
+
+
+@contextmanager
+def told_when_full(folder: Path, *, needed: int | None = None) -> Iterator[None]:
+    """A refused write below `folder` as CacheError. needed: bytes, if somebody knows."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise full(folder, needed=needed) from error
+        raise CacheError(
+            f"The cache {folder} cannot be written ({error.strerror or error}: "
+            f"{error.filename or folder}); make it writable, or set data.cache_dir=FOLDER",
+            full=False,
+        ) from error
 
 
 def full(folder: Path, *, needed: int | None) -> CacheError:

@@ -52,7 +52,6 @@ def first_gradient(config: TrainerConfig, ranks: Ranks) -> dict[str, object]:
     corpus = load_corpus(config.data, config.model, seed=config.seed)
     (mine,) = batches(
         corpus.train,
-        seed=config.seed,
         first_step=0,
         steps=1,
         packs_per_step=config.train.packs_per_step,

@@ -1,15 +1,23 @@
 """A small model that fits the small tokenizer, and ways to write data files."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
+from data.cache.encoded import Encoded
+from data.cache.prepared import PreparedSet
+from data.cache.writer import SetWriter
 from data.config import DataConfig
+from data.documents import Document
 from data.engram import RowHasher
-from model.config import ModelConfig
+from data.packs import PackedSet, PackSource
+from data.plan.settings import PlanSettings
+from data.plan.stored import StoredPlans
+from model.config import ModelConfig, VisionConfig
 
 TOKENIZER = str(Path(__file__).parents[2] / "golden" / "tokenizer.json")
 
@@ -93,10 +101,65 @@ def write_jsonl(tmp_path):
 
 @pytest.fixture(scope="session")
 def random_documents():
-    def make(lengths, *, seed: int = 0):
-        """(tokens, offsets) of documents of these lengths with random ids of the tokenizer."""
-        offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+    def make(lengths: Sequence[int], *, seed: int = 0) -> list[Document]:
+        """Documents of these lengths with random ids of the small tokenizer."""
         rng = np.random.default_rng(seed)
-        return rng.integers(3, 400, int(offsets[-1]), dtype=np.int32), offsets
+        return [Document(rng.integers(3, 400, length, dtype=np.int32)) for length in lengths]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def write_set():
+    def write(
+        folder: Path,
+        documents: Sequence[Document],
+        *,
+        window_documents: int = 2**20,
+        masked: bool = False,
+        complete: bool = True,
+    ) -> PreparedSet:
+        """A prepared set of these documents, from lines 1, 2, ... of a file "made-up"."""
+        header = {"fingerprint": "f" * 64, "settings": {}, "files": ["made-up"]}
+        writer = SetWriter(
+            folder, header=header, labelled=masked, window_documents=window_documents
+        )
+        origins = [(0, number) for number in range(1, len(documents) + 1)]
+        writer.append(Encoded.of(documents, origins), position=None)
+        if complete:
+            return writer.complete()
+        writer.close()
+        return PreparedSet.open(folder)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def make_packs(tmp_path_factory, write_set, hasher):
+    def make(
+        *sources: Sequence[Document] | PreparedSet,
+        weights: Sequence[float] = (),
+        epochs: int | None = None,
+        streaming: bool = False,
+        seed: int = 1,
+        pack_length: int = 32,
+        alignment: int = 4,
+        holdout: float = 0.0,
+        held_out: bool = False,
+        on_long_document: Literal["split", "drop", "refuse"] = "split",
+        hasher: RowHasher | None = hasher,
+        vision: VisionConfig | None = None,
+        **written,
+    ) -> PackedSet:
+        """Packs of sources, each given as documents (written as `written` says) or as a set."""
+        plan = PlanSettings(pack_length, alignment, on_long_document, holdout, seed, streaming)
+        found = []
+        for number, source in enumerate(sources):
+            if not isinstance(source, PreparedSet):
+                source = write_set(tmp_path_factory.mktemp("set"), source, **written)
+            weight = weights[number] if weights else 1.0
+            plans = StoredPlans(source, plan)
+            found.append(PackSource(f"data.s{number}", plans, weight, epochs))
+        return PackedSet(tuple(found), pack_length, 2, seed, held_out, hasher, vision)
 
     return make

@@ -6,18 +6,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.config import DataConfig
-from data.corpus import PackedSet, load_corpus
+from data.config import MixtureSource
+from data.corpus import load_corpus
 from data.errors import DataError
+from data.packs import PackedSet, Place
 
 SMALL = str(Path(__file__).parents[2] / "golden" / "tokenizer.json")
 
 
 def stretches(packs: PackedSet) -> list[tuple[int, int]]:
-    """(first, end) of every piece in the token array, in order."""
-    plan = packs.plan
-    ends = plan.starts + plan.lengths
-    return sorted(zip(plan.starts.tolist(), ends.tolist(), strict=True))
+    """(first, end) of every piece of the only window, in order."""
+    [source] = packs.sources
+    plan, held_out = source.plans.plan(0), source.held_out(0)
+    assert held_out is not None
+    numbers = held_out if packs.held_out else range(plan.training)
+    found = []
+    for number in numbers:
+        starts, lengths, _ = packs.pieces(Place(0, 0, number))
+        found += zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+    return sorted(found)
 
 
 @pytest.fixture(scope="module")
@@ -28,30 +35,32 @@ def corpus(make_data, model):
 def test_every_token_is_in_one_of_the_sets(corpus):
     both = sorted(stretches(corpus.train) + stretches(corpus.heldout))
     assert both[0][0] == 0
-    assert both[-1][1] == len(corpus.train.tokens)
+    assert both[-1][1] == len(corpus.train.tokens(Place(0, 0, 0)))
     assert all(a[1] == b[0] for a, b in itertools.pairwise(both))
-    assert corpus.train.real_tokens + corpus.heldout.real_tokens == len(corpus.train.tokens)
 
 
 def test_no_document_is_in_both_sets(corpus, model):
     """Its pieces follow each other from bos to eos, so a border between sets is at an eos."""
-    train = set(stretches(corpus.train))
+    train, tokens = set(stretches(corpus.train)), corpus.train.tokens(Place(0, 0, 0))
     both = sorted(stretches(corpus.train) + stretches(corpus.heldout))
     for before, after in itertools.pairwise(both):
         if (before in train) != (after in train):
-            assert corpus.train.tokens[before[1] - 1] == model.eos_token_id
-            assert corpus.train.tokens[after[0]] == model.bos_token_id
+            assert tokens[before[1] - 1] == model.eos_token_id
+            assert tokens[after[0]] == model.bos_token_id
 
 
 def test_the_embedded_corpus_holds_out_its_share(corpus):
     from pydoc_data.topics import topics
 
     assert corpus.documents == len(topics)
-    assert len(corpus.heldout) > 0
-    assert corpus.train.padding_share < 0.02
+    tokens, bos = corpus.train.tokens(Place(0, 0, 0)), 0
+    held_out = sum(tokens[first] == bos for first, _ in stretches(corpus.heldout))
+    assert held_out == round(0.05 * len(topics))
+    train = sum(end - first for first, end in stretches(corpus.train))
+    assert train / (corpus.train.sources[0].packs(0) * 64) > 0.98
 
 
-def test_the_released_tokenizer_gives_the_embedded_corpus_its_size(make_model):
+def test_the_released_tokenizer_gives_the_embedded_corpus_its_size(make_data, make_model):
     model = make_model(
         vocab_size=129280,
         engram_layer_ids=(1,),
@@ -60,9 +69,11 @@ def test_the_released_tokenizer_gives_the_embedded_corpus_its_size(make_model):
         engram_vocab_size=16000000,
         engram_compressed_vocab_size=99092,
     )
-    corpus = load_corpus(DataConfig(source="embedded", pack_length=512, holdout=0), model, seed=0)
-    assert len(corpus.heldout) == 0
-    assert 90_000 < corpus.train.real_tokens < 250_000  # the topics grow with Python's version
+    data = make_data(tokenizer="deepseek", pack_length=512, holdout=0)
+    corpus = load_corpus(data, model, seed=0)
+    assert corpus.heldout.available(1) == 0
+    tokens = sum(end - first for first, end in stretches(corpus.train))
+    assert 90_000 < tokens < 250_000  # the topics grow with Python's version
 
 
 def test_the_fingerprint_follows_the_data(make_data, model, write_jsonl):
@@ -86,8 +97,7 @@ def test_the_fingerprint_follows_the_data(make_data, model, write_jsonl):
 def test_a_single_document_is_trained_on(make_data, model, write_jsonl):
     path = write_jsonl({"text": "only one"})
     corpus = load_corpus(make_data(source="jsonl", paths=(str(path),)), model, seed=0)
-    assert (len(corpus.train), len(corpus.heldout)) == (1, 0)
-    assert corpus.heldout.padding_share == 0
+    assert (corpus.train.sources[0].packs(0), corpus.heldout.available(1)) == (1, 0)
 
 
 def test_bad_data_is_no_configuration_error(make_data, model, write_jsonl):
@@ -109,7 +119,20 @@ def test_loading_needs_no_torch():
     subprocess.run([sys.executable, "-c", code], cwd=root, check=True)
 
 
-def test_fingerprints_do_not_depend_on_the_array_layout(corpus, make_data, model):
-    other = load_corpus(make_data(), model, seed=5)
-    assert np.shares_memory(other.train.tokens, other.heldout.tokens)
-    assert other.fingerprint == corpus.fingerprint
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 3.0)])
+def test_a_mixture_is_packs_of_its_sources_by_weight(make_data, model, write_jsonl, weights):
+    paths = [
+        str(write_jsonl(*({"text": f"{word} " * 9} for _ in range(20)), name=f"{word}.jsonl"))
+        for word in ("red", "blue")
+    ]
+    mixture = {
+        name: MixtureSource(source="jsonl", paths=(path,), weight=weight)
+        for name, path, weight in zip(("first", "second"), paths, weights, strict=True)
+    }
+    corpus = load_corpus(make_data(source="mixture", mixture=mixture), model, seed=0)
+    assert [source.name for source in corpus.train.sources] == [
+        "data.mixture.first",
+        "data.mixture.second",
+    ]
+    counts = np.bincount([corpus.train.place(i).source for i in range(400)])
+    np.testing.assert_allclose(counts / 400, np.array(weights) / sum(weights), atol=0.01)

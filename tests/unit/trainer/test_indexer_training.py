@@ -35,7 +35,6 @@ def steps(corpus, count):
     return list(
         batches(
             corpus.train,
-            seed=3,
             first_step=0,
             steps=count,
             packs_per_step=4,

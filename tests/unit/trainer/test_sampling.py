@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from data.batch import collate
+from data.collate import collate
 from data.corpus import load_corpus
 from data.engram import RowHasher
 from model.config import EngramStoreConfig
@@ -47,7 +47,8 @@ def hasher(config):
 @pytest.fixture(scope="module")
 def batch(config):
     corpus = load_corpus(config.data, config.model, seed=config.seed)
-    return collate(corpus.train, np.arange(2), sample_ids=(0, 1))
+    places = [corpus.train.place(index) for index in range(2)]
+    return collate(corpus.train, places, sample_ids=(0, 1))
 
 
 @torch.no_grad()

@@ -1,11 +1,10 @@
 import dataclasses
 import math
 
-import numpy as np
 import pytest
 import torch
 
-from data.batch import PADDING_PACK, collate
+from data.collate import collate
 from data.corpus import load_corpus
 from data.loader import batches
 from model.engram.store import LocalStore
@@ -37,7 +36,6 @@ def learner(config):
 def micro_batches(corpus, size, step=0):
     (found,) = batches(
         corpus.train,
-        seed=3,
         first_step=step,
         steps=1,
         packs_per_step=4,
@@ -50,7 +48,7 @@ def micro_batches(corpus, size, step=0):
 
 
 def padding(corpus, rows=2):
-    return collate(corpus.train, np.full(rows, PADDING_PACK), sample_ids=(PADDING_PACK,) * rows)
+    return collate(corpus.train, [None] * rows, sample_ids=(-1,) * rows)
 
 
 def gradients(config, split):
@@ -247,12 +245,13 @@ def test_dead_experts_are_told_by_kind_when_there_are_images(learner, corpus):
 
 def test_evaluation_is_the_mean_loss_of_its_packs_and_changes_nothing(learner, corpus):
     before = {name: tensor.clone() for name, tensor in learner.tensors().items()}
-    count = len(corpus.heldout)
+    count = corpus.heldout.available(10**6)
     results = [
         evaluate(learner, corpus.heldout, count=n, packs_per_micro_batch=size, ranks=Ranks())
         for n, size in [(count, 1), (count + 5, 2)]
     ]
-    batch = collate(corpus.heldout, np.arange(count), sample_ids=tuple(range(count)))
+    places = [corpus.heldout.place(index) for index in range(count)]
+    batch = collate(corpus.heldout, places, sample_ids=tuple(range(count)))
     window = learner.store.open_window([batch.engram_rows])
     out = module.forward(learner, batch, window.rows(0))
     assert out.loss_sum is not None

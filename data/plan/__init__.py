@@ -1,0 +1,1 @@
+"""The pack plan: which piece of which document stands where in which pack."""
