@@ -6,8 +6,11 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from launcher import freeze
 from launcher.problems import Stop
@@ -15,6 +18,9 @@ from launcher.run_dir import RunFolder
 from trainer.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from model.config import ModelConfig
+    from model.engram.store import RowStore
+    from model.transformer import DeepseekV41
     from trainer.sampling import Sampling
 
 UNFINISHED = "\ufffd"  # what the bytes of half a character decode to
@@ -22,10 +28,15 @@ UNFINISHED = "\ufffd"  # what the bytes of half a character decode to
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Sample text from the newest whole checkpoint of a run, also while it trains. Text goes to "
-        "standard output as it comes, everything else to standard error."
+        "Sample text from the newest whole checkpoint of a run, also while it trains, or from a "
+        "folder of weights. Text goes to standard output as it comes, all else to standard error."
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument(
+        "run",
+        type=Path,
+        metavar="RUN",
+        help="a run's folder, or one with config.json, tokenizer.json and safetensors",
+    )
     parser.add_argument("--prompt", default="", metavar="TEXT", help="how the text begins")
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="tokens at most")
     parser.add_argument(
@@ -48,41 +59,48 @@ def run(args: argparse.Namespace) -> int:
     return ExitCode.DONE
 
 
-def _run(args: argparse.Namespace) -> None:
-    import numpy as np
+@dataclass(frozen=True)
+class Speaker:
+    """A model that can be asked. tokenizer: its name or file, as data.tokenizer has it."""
 
+    title: str
+    config: ModelConfig
+    tokenizer: str
+    model: DeepseekV41
+    store: RowStore
+
+
+def _run(args: argparse.Namespace) -> None:
     from data.engram import RowHasher
     from data.tokenizer import load_tokenizer
     from trainer.sampling import NextToken, Sampling, generate
 
     sampling = Sampling(args.max_tokens, args.temperature, args.top_p)
     _check(args, sampling)
-    config = freeze.load(_run_folder(args.run).config_file)
-    tokenizer = load_tokenizer(config.data.tokenizer)
+    speaker = _open(args.run)
+    config, tokenizer = speaker.config, load_tokenizer(speaker.tokenizer)
     prompt = [
-        config.model.bos_token_id,
+        config.bos_token_id,
         *tokenizer.backend_tokenizer.encode(args.prompt, add_special_tokens=False).ids,
     ]
-    room = config.model.max_position_embeddings - len(prompt)
-    if args.max_tokens > room:
+    if args.max_tokens > config.max_position_embeddings - len(prompt):
         raise Stop(
             ExitCode.USAGE,
             f"the prompt has {len(prompt):,} tokens and --max-tokens is {args.max_tokens:,}, but "
-            f"the model holds {config.model.max_position_embeddings:,}; shorten one of them",
+            f"the model holds {config.max_position_embeddings:,}; shorten one of them",
         )
-    model, store, step = _restore(config, args.run)
-    print(f"{args.run}, step {step}", file=sys.stderr)
-    hasher = RowHasher.for_model(config.model, tokenizer=config.data.tokenizer)
+    print(speaker.title, file=sys.stderr)
+    hasher = RowHasher.for_model(config, tokenizer=speaker.tokenizer)
     write = _writer()
     started, count = time.perf_counter(), 0
     for number in range(args.num):
         if number:
             write("\n\n")
         tokens = generate(
-            NextToken(model, store, hasher),
+            NextToken(speaker.model, speaker.store, hasher),
             prompt,
             sampling,
-            config=config.model,
+            config=config,
             tokens=len(tokenizer),
             dice=np.random.default_rng([args.seed, number]),
         )
@@ -94,7 +112,7 @@ def _run(args: argparse.Namespace) -> None:
     write("\n")
     seconds = time.perf_counter() - started
     print(f"{count} tokens in {seconds:.1f} s, {count / seconds:.1f} a second", file=sys.stderr)
-    store.close()
+    speaker.store.close()
 
 
 def pieces(decode: Callable[..., str], seen: list[int], tokens: Iterator[int]) -> Iterator[str]:
@@ -123,38 +141,54 @@ def _check(args: argparse.Namespace, sampling: Sampling) -> None:
         raise Stop(ExitCode.USAGE, "\n".join(found))
 
 
-def _run_folder(path: Path) -> RunFolder:
-    folder = RunFolder(path)
-    if folder.config_file.is_file():
-        return folder
-    near = sorted(path.glob("*/config.yaml"), key=lambda p: p.stat().st_mtime)
-    hint = f"did you mean {near[-1].parent}?" if near else "give a run's folder, runs/NAME/ID"
-    what = "is no run: it holds no config.yaml" if path.is_dir() else "does not exist"
-    raise Stop(ExitCode.USAGE, f"{path} {what}; {hint}")
-
-
-def _restore(config, run: Path):
-    """Model, tables and step of the run's newest whole checkpoint."""
+def _open(path: Path) -> Speaker:
+    """The model in a run's folder or a folder of weights; Stop says what is wrong with it."""
     from data.errors import DataError
-    from trainer.checkpoint import DamagedCheckpointsError, newest_whole
-    from trainer.restore import restored_model
+    from trainer.checkpoint import DamagedCheckpointsError
 
     try:
-        folder = newest_whole(run / "checkpoints")
-        if folder is None:
-            raise Stop(
-                ExitCode.CONFIG,
-                f"{run} has no checkpoint yet; wait for its first (checkpoint.every="
-                f"{config.checkpoint.every}, and one at the end), or stop it: Ctrl-C saves one",
-            )
-        model, store, state = restored_model(config, folder)
+        if RunFolder(path).config_file.is_file():
+            return _of_run(path)
+        if (path / "config.json").is_file():
+            return _of_weights(path)
     except DamagedCheckpointsError as error:
         raise Stop(ExitCode.IO_ERROR, str(error)) from error
     except DataError as error:
         raise Stop(ExitCode.BAD_DATA, str(error)) from error
     except ValueError as error:
         raise Stop(ExitCode.CONFIG, str(error)) from error
-    return model, store, state.step
+    near = sorted(path.glob("*/config.yaml"), key=lambda p: p.stat().st_mtime)
+    hint = f"did you mean {near[-1].parent}?" if near else "give a run's folder, runs/NAME/ID"
+    what = "holds neither a run nor weights" if path.is_dir() else "does not exist"
+    raise Stop(ExitCode.USAGE, f"{path} {what}; {hint}")
+
+
+def _of_run(path: Path) -> Speaker:
+    from trainer.checkpoint import newest_whole
+    from trainer.restore import restored_model
+
+    config = freeze.load(RunFolder(path).config_file)
+    folder = newest_whole(path / "checkpoints")
+    if folder is None:
+        raise Stop(
+            ExitCode.CONFIG,
+            f"{path} has no checkpoint yet; wait for its first (checkpoint.every="
+            f"{config.checkpoint.every}, and one at the end), or stop it: Ctrl-C saves one",
+        )
+    model, store, state = restored_model(config, folder)
+    title = f"{path}, step {state.step}"
+    return Speaker(title, config.model, config.data.tokenizer, model, store)
+
+
+def _of_weights(path: Path) -> Speaker:
+    from data.tokenizer import tokenizer_problems
+    from trainer.restore import folder_model
+
+    config, model, store = folder_model(path)
+    tokenizer = str(path / "tokenizer.json")
+    if found := tokenizer_problems(tokenizer, config):
+        raise ValueError("\n".join(found))
+    return Speaker(str(path), config, tokenizer, model, store)
 
 
 def _writer() -> Callable[[str], None]:

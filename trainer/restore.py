@@ -1,16 +1,23 @@
-"""A run's model as one of its checkpoints has it, for those who only read."""
+"""A model out of a run's checkpoint, or out of a folder of weights, for those who only read."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
-from model.engram.store import RowStore
+import torch
+
+from model.config import EngramStoreConfig, ModelConfig
+from model.engram.mapped import MappedStore
+from model.engram.store import LocalStore, RowStore
+from model.released.files import open_folder
 from model.transformer import DeepseekV41
 from trainer.checkpoint import read_tensors
 from trainer.config import ParallelConfig, TrainerConfig
 from trainer.learner import build_model, build_store, weights_by_name
+from trainer.ranks import Ranks
 from trainer.state import TrainState
+from trainer.weights import load_weights
 
 
 def restored_model(config: TrainerConfig, folder: Path) -> tuple[DeepseekV41, RowStore, TrainState]:
@@ -25,3 +32,23 @@ def restored_model(config: TrainerConfig, folder: Path) -> tuple[DeepseekV41, Ro
     state = TrainState.read(folder)
     state.require_same_tables(store.fingerprint(), folder=folder)
     return model, store, state
+
+
+def folder_model(folder: Path) -> tuple[ModelConfig, DeepseekV41, RowStore]:
+    """The model of a folder in the released layout: config.json and safetensors, quantised or not.
+
+    Its Engram rows are read out of the folder when they are needed. ValueError, or DataError,
+    names what is wrong with config.json, and with weights.
+    """
+    document = open_folder(folder).json("config.json")
+    assert document is not None, folder
+    config = replace(ModelConfig.from_released(document), weights=str(folder))
+    if config.engram_layers:
+        config = replace(config, engram=EngramStoreConfig("mapped", str(folder)))
+    with torch.device("meta"):
+        model = DeepseekV41(config)
+    model = model.to_empty(device="cpu")
+    mapped = config.engram_layers != ()
+    store = MappedStore(config, token_map=None) if mapped else LocalStore(config, seed=None)
+    load_weights(config, model, store, ranks=Ranks(), progress=lambda done, total: None)
+    return config, model, store

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,10 @@ from trainer.exit_codes import ExitCode
 from trainer.loop import train
 from trainer.ranks import Ranks
 
-GOLDEN_TOKENIZER = Path(__file__).parents[2] / "golden" / "tokenizer.json"
+GOLDEN = Path(__file__).parents[2] / "golden"
 SMALL = (
     "data=text",
-    f"data.tokenizer={GOLDEN_TOKENIZER}",
+    f"data.tokenizer={GOLDEN / 'tokenizer.json'}",
     "data.pack_length=64",
     "data.holdout=0",
     "model.vocab_size=448",
@@ -93,10 +94,27 @@ def test_what_cannot_be_sampled_is_explained(make_run, capsys, tmp_path):
     assert f"did you mean {folder}?" in capsys.readouterr().err
     assert tools.main(["generate", str(tmp_path / "none")]) == ExitCode.USAGE
     assert "does not exist; give a run's folder" in capsys.readouterr().err
+    assert tools.main(["generate", str(tmp_path)]) == ExitCode.USAGE
+    assert "holds neither a run nor weights" in capsys.readouterr().err
     bad = ["--top-p", "0", "--num", "0", "--seed", "-1", "--temperature", "-2"]
     assert tools.main(["generate", str(folder), *bad]) == ExitCode.USAGE
     told = capsys.readouterr().err
     assert all(f"--{name}" in told for name in ("top-p", "num", "seed", "temperature"))
+
+
+def test_texts_from_a_folder_of_weights(capsys, tmp_path):
+    folder = tmp_path / "tiny_text"
+    shutil.copytree(GOLDEN / "tiny_text", folder)
+    words = ["generate", str(folder), "--prompt", "the", "--max-tokens", "3"]
+    assert tools.main(words) == ExitCode.DONE
+    assert capsys.readouterr().out.startswith("the")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert tools.main(words) in (ExitCode.BAD_DATA, ExitCode.CONFIG)
+    assert "is truncated" in capsys.readouterr().err
+    (folder / "config.json").write_text("{}")
+    assert tools.main(words) == ExitCode.CONFIG
+    assert "text_config" in capsys.readouterr().err
 
 
 def test_half_a_character_waits_for_its_other_half():

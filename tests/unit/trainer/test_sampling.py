@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from data.collate import collate
 from data.corpus import load_corpus
@@ -18,8 +19,11 @@ from model.config import EngramStoreConfig
 from model.engram.store import LocalStore
 from model.names import table_name
 from trainer.learner import build_learner
+from trainer.restore import folder_model
 from trainer.sampling import NextToken, Sampling, choose, generate
 from trainer.step import forward
+
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +82,18 @@ def test_logits_are_those_of_the_training_forward_at_every_position(learner, has
             positions += 1
     assert positions > 50
     assert worst < 1e-5
+
+
+def test_logits_of_a_folder_of_weights_are_the_reference_ones():
+    folder = GOLDEN / "tiny_text"
+    ids = load_file(folder / "inputs.safetensors")["input_ids"][0].tolist()
+    wanted = load_file(folder / "outputs.safetensors")["logits"][0]
+    config, model, store = folder_model(folder)
+    hasher = RowHasher.for_model(config, tokenizer=str(folder / "tokenizer.json"))
+    source = NextToken(model, store, hasher)
+    found = torch.stack([source.after([token]) for token in ids])
+    assert ((found - wanted).norm(dim=-1) / wanted.norm(dim=-1)).max() < 1e-4
+    store.close()
 
 
 def test_a_prompt_at_once_is_a_prompt_token_by_token(learner, hasher):
