@@ -53,6 +53,7 @@ class DataConfig(SourceConfig):
     training for evaluation. workers: processes that prepare batches; 0 = this one. cache_dir: where
     tokenised documents are kept; None = dsv41-train/data in the user's cache folder. processes:
     how many tokenise; None = one a core. window_documents: documents that are packed together.
+    accept_changed: continue a run although its documents are not those it was trained on.
     """
 
     pack_length: int
@@ -63,6 +64,7 @@ class DataConfig(SourceConfig):
     cache_dir: str | None = None
     processes: int | None = None
     window_documents: int = 2**20
+    accept_changed: bool = False
 
     @property
     def cache_folder(self) -> Path:

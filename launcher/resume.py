@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from launcher import freeze
 from launcher.problems import Stop
@@ -13,8 +14,10 @@ from trainer.exit_codes import ExitCode
 
 Say = Callable[[str], None]
 
-# Settings that say where a run lies and how it is started, not what it computes.
-NOT_COMPARED = frozenset({"id", "resume", "runs_dir", "data.cache_dir", "data.processes"})
+# Settings of the data that do not change what a run computes: those given now count.
+GIVEN_NOW = ("cache_dir", "processes", "accept_changed")
+# These and settings that say where a run lies and how it is started.
+NOT_COMPARED = frozenset({"id", "resume", "runs_dir", *(f"data.{name}" for name in GIVEN_NOW)})
 
 
 def open_run(
@@ -41,6 +44,13 @@ def open_run(
     ours = held.enter_context(new.folder.held())
     assert ours, "a folder that was just made is held by another process"
     return new
+
+
+def continued(folder: RunFolder, given: RunConfig) -> RunConfig:
+    """The configuration of a run that goes on: its own, with what concerns this attempt alone."""
+    own = freeze.load(folder.config_file)
+    now = {name: getattr(given.data, name) for name in GIVEN_NOW}
+    return replace(own, data=replace(own.data, **now))
 
 
 def _given(config: RunConfig, *, held: ExitStack) -> RunFolder:

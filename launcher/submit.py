@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from launcher import freeze
 from launcher.environment import code_digest
 from launcher.messages import closing
 from launcher.own_packages import HOME
 from launcher.problems import Stop
-from launcher.resume import open_run
+from launcher.resume import continued, open_run
 from launcher.run_config import RunConfig
 from launcher.run_dir import Attempt, NewRun, RunFolder
 from launcher.worker import run_here
@@ -43,7 +42,7 @@ def submit(config: RunConfig, *, overrides: Sequence[str], flags: Sequence[str] 
             run = open_run(config, overrides=overrides, held=held, say=_say)
             if isinstance(run, NewRun):
                 return _attempt(run.folder, run.config, command, new=run)
-            return _attempt(run, freeze.load(run.config_file), command)
+            return _attempt(run, continued(run, config), command)
     except Stop as stop:
         print(f"dsv41-train: {stop.message}", file=sys.stderr, flush=True)
         return Outcome(code=stop.code, reason="not started", step=0, message=stop.message)

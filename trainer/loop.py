@@ -96,6 +96,7 @@ def remaining_steps(run: Run) -> Generator[list[Batch], None, None]:
         rank=run.ranks.rank,
         ranks=run.ranks.world,
         workers=run.config.data.workers,
+        pin=torch.cuda.is_available(),
     )
     with closing(steps):
         yield from read_ahead(steps, run.learner.store)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from data.corpus import Corpus, load_corpus
@@ -54,8 +55,16 @@ def open_run(
     if newest is None and config.model.weights:
         say(f"starting from the weights in {config.model.weights}")
     if newest is not None:
-        TrainState.read(newest).require_same_samples(state, folder=newest)
+        fresh, accept = state, config.data.accept_changed
+        TrainState.read(newest).require_same_samples(fresh, folder=newest, accept_changed=accept)
         state = checkpoints.load(newest, tensors)
+        if state.data_fingerprint != fresh.data_fingerprint:
+            say("the documents have changed since; going on with those that are there now")
+        state = replace(
+            state,
+            data_fingerprint=fresh.data_fingerprint,
+            plan_fingerprint=fresh.plan_fingerprint,
+        )
         state.require_same_tables(learner.store.fingerprint(), folder=newest)
         say(f"resuming after step {state.step} from {newest}")
     checkpoints.check_space(tensors, saves=_saves_left(config, state))

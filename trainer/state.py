@@ -51,16 +51,22 @@ class TrainState:
         fields: dict[str, Any] = json.loads((folder / NAME).read_text(encoding="utf-8"))
         return cls(**fields)
 
-    def require_same_samples(self, fresh: TrainState, *, folder: Path) -> None:
+    def require_same_samples(
+        self, fresh: TrainState, *, folder: Path, accept_changed: bool = False
+    ) -> None:
         """Check that a run described by `fresh` goes on with the samples of this one.
 
-        Raises DataError for other documents, ValueError for another order of the same ones.
+        Raises DataError for other documents unless that is accepted, ValueError for another order
+        of the same ones.
         """
-        if self.data_fingerprint != fresh.data_fingerprint:
+        changed = self.data_fingerprint != fresh.data_fingerprint
+        if changed and not accept_changed:
             raise DataError(
                 f"The documents are not those that {folder} was trained on (fingerprint "
                 f"{fresh.data_fingerprint[:12]} now, {self.data_fingerprint[:12]} then). Restore "
-                "the files and the tokenizer, or start a new run."
+                "the files and the tokenizer, start a new run, or set data.accept_changed=true: "
+                f"then the run goes on with pack {self.cursor:,} of what is there now, so some "
+                "documents may come twice in this epoch and others not at all."
             )
         for key, name in (("seed", "seed"), ("packs_per_step", "train.packs_per_step")):
             now, then = getattr(fresh, key), getattr(self, key)
@@ -69,7 +75,7 @@ class TrainState:
                     f"{name}={now}, but {folder} was written with {then}, which decides the order "
                     f"of samples; set {name}={then}, or start a new run."
                 )
-        if self.plan_fingerprint != fresh.plan_fingerprint:
+        if self.plan_fingerprint != fresh.plan_fingerprint and not changed:
             raise ValueError(
                 f"The documents are packed otherwise than when {folder} was written; restore "
                 "data.pack_length and data.holdout, or start a new run."

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.problems import Stop
-from launcher.resume import open_run
+from launcher.resume import continued, open_run
 from launcher.run_config import RunConfig
 from launcher.run_dir import NewRun, RunFolder, create
 from trainer.exit_codes import ExitCode
@@ -118,6 +118,17 @@ def test_a_given_id_is_continued_even_if_there_is_a_newer(tiny: RunConfig, auto:
     folder = made(tiny, "mine", ExitCode.AGAIN)
     made(tiny, "newer", ExitCode.AGAIN)
     assert opened(replace(auto, id="mine"))[0] == folder
+
+
+def test_a_continued_run_keeps_its_settings_but_for_this_attempt(
+    tiny: RunConfig, auto: RunConfig
+) -> None:
+    folder = made(tiny, "x", ExitCode.AGAIN)
+    changes = {"cache_dir": "/elsewhere", "processes": 3, "accept_changed": True}
+    given = replace(auto, data=replace(auto.data, **changes))
+    assert opened(given)[0] == folder
+    found = continued(folder, given)
+    assert found == replace(tiny, id="x", data=replace(tiny.data, **changes))
 
 
 def test_a_given_id_that_does_not_exist_is_new(auto: RunConfig) -> None:

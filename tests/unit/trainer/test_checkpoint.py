@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from data.errors import DataError
 from trainer import checkpoint as module
 from trainer.checkpoint import Checkpoints, DamagedCheckpointsError
 from trainer.disk import DiskError
@@ -348,3 +349,7 @@ def test_the_samples_of_a_resume_must_be_the_same():
         now = TrainState(**{**vars(FRESH), **change})
         with pytest.raises(ValueError, match=message):
             saved.require_same_samples(now, folder=Path("step_3"))
+    other = TrainState(**{**vars(FRESH), "data_fingerprint": "d2", "plan_fingerprint": "p2"})
+    with pytest.raises(DataError, match=r"data\.accept_changed=true"):
+        saved.require_same_samples(other, folder=Path("step_3"))
+    saved.require_same_samples(other, folder=Path("step_3"), accept_changed=True)

@@ -3,6 +3,7 @@ import errno
 import json
 import math
 import os
+import shutil
 import signal
 
 import pytest
@@ -266,7 +267,7 @@ def test_a_run_folder_in_use_is_not_overwritten(config, through):
     assert records(through) == before
 
 
-def test_changed_documents_are_refused(config, through, tmp_path):
+def test_changed_documents_are_refused_until_they_are_accepted(config, through, tmp_path):
     (tmp_path / "documents").mkdir()
     for number in range(40):
         (tmp_path / "documents" / f"{number}.txt").write_text(f"other words {number}")
@@ -274,6 +275,16 @@ def test_changed_documents_are_refused(config, through, tmp_path):
     outcome = train(dataclasses.replace(config, data=data), through, attempt=5, resume=True)
     assert outcome.code == ExitCode.BAD_DATA
     assert "The documents are not those" in outcome.message
+    shutil.copytree(through, tmp_path / "run")
+    longer = dataclasses.replace(
+        config,
+        data=dataclasses.replace(data, accept_changed=True),
+        train=dataclasses.replace(config.train, steps=17),
+    )
+    said: list[str] = []
+    outcome = train(longer, tmp_path / "run", attempt=5, resume=True, say=said.append)
+    assert (outcome.code, outcome.step) == (ExitCode.DONE, 17)
+    assert any("documents have changed" in text for text in said)
 
 
 def test_another_step_size_is_refused(config, through):
