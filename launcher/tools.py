@@ -10,6 +10,7 @@ from trainer.exit_codes import ExitCode
 
 # name: (module with add_arguments(parser) and run(args) -> exit code, what it does)
 COMMANDS = {
+    "export": ("launcher.export", "write a run's model as a folder of safetensors"),
     "generate": ("launcher.generate", "sample text from a run's newest checkpoint"),
     "plot": ("trainer.plot", "draw the loss curves of runs to a PNG"),
     "verify": ("launcher.verify.command", "check this installation against reference cases"),

@@ -13,11 +13,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -196,14 +197,32 @@ def newest_whole(folder: Path) -> Path | None:
     return None
 
 
+class CheckpointReader(FileSystemReader):
+    """Reads the list of what a checkpoint holds once, not for every call that reads from it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.folder = folder
+        self._metadata: Metadata | None = None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        if self._metadata is None:
+            self._metadata = super().read_metadata(*args, **kwargs)
+        return self._metadata
+
+
 def read_tensors(
-    folder: Path, tensors: Mapping[str, Tensor], *, whole: bool, one_rank: bool
+    checkpoint: Path | CheckpointReader,
+    tensors: Mapping[str, Tensor],
+    *,
+    whole: bool,
+    one_rank: bool,
 ) -> None:
     """Fill `tensors` in place from a whole checkpoint; with `whole` it must hold no others.
 
     Raises ValueError when names, shapes or dtypes differ from what was saved.
     """
-    reader = FileSystemReader(folder)
+    reader = CheckpointReader(checkpoint) if isinstance(checkpoint, Path) else checkpoint
     saved = {
         name: (tuple(entry.size), entry.properties.dtype)
         for name, entry in reader.read_metadata().state_dict_metadata.items()
@@ -214,8 +233,9 @@ def read_tensors(
     if different := sorted(n for n in names if saved.get(n) != wanted.get(n)):
         listed = ", ".join(different[:5]) + (", ..." if len(different) > 5 else "")
         raise ValueError(
-            f"{folder} holds another model or optimiser: {len(different)} of {len(wanted)} tensors "
-            f"differ in name, shape or dtype ({listed}). Use the configuration that wrote it."
+            f"{reader.folder} holds another model or optimiser: {len(different)} of {len(wanted)} "
+            f"tensors differ in name, shape or dtype ({listed}). Use the configuration that wrote "
+            "it."
         )
     with _quiet():
         load(dict(tensors), storage_reader=reader, no_dist=one_rank)

@@ -15,6 +15,11 @@ _BLOCKS = re.compile(
 )
 _FP4 = re.compile(r".*\.ffn\.experts\.\d+\.w[123]\.weight")
 _ROWS = re.compile(r".*\.engram\.embed\.weight")
+# Plain copies keep in fp32 what training keeps in fp32.
+_WIDE = re.compile(
+    r"head\.weight|.*\.attn\.compressor\.(wkv|wgate)\.weight"
+    r"|vision\.(norm|blocks\.\d+\.norm[12])\.weight"
+)
 _FP32 = re.compile(r".*\.(hc_(attn|ffn)_(fn|base|scale)|attn\.attn_sink|ffn\.gate\.(bias|bias_vl))")
 
 Shape = tuple[int, ...]
@@ -45,6 +50,12 @@ def released_form(name: str) -> Form:
         if pattern.fullmatch(name):
             return form
     return Form.BF16
+
+
+def plain_form(name: str, *, narrow: bool) -> Form:
+    """The form of the same tensor in an unquantised copy: fp32, or bf16 where training is too."""
+    wide = _FP32.fullmatch(name) or _WIDE.fullmatch(name)
+    return Form.BF16 if narrow and not wide else Form.FP32
 
 
 def scale_of(name: str) -> str:
