@@ -51,6 +51,12 @@ class Mixture:
         source = int(self.source[place])
         return source, periods * int(self.counts[source]) + int(self.before[place])
 
+    def used(self, packs: int) -> list[int]:
+        """How many of the first `packs` come from each source."""
+        periods, rest = divmod(packs, len(self.source))
+        begun = np.bincount(self.source[:rest], minlength=len(self.counts))
+        return (periods * self.counts + begun).tolist()
+
 
 def _counts(weights: tuple[float, ...]) -> np.ndarray:
     """Packs of each source in a period: largest remainders, but none below one."""

@@ -133,6 +133,24 @@ class PackedSet:
             return min(count, len(self._held_out_places(count)))
         return count if all(self._any(source) for source in self.sources) else 0
 
+    def problems(self, packs: int) -> list[str]:
+        """Why the first `packs` packs for training cannot all be had, each with its fix.
+
+        Counts the packs of sources whose epochs are limited; of a streaming one nobody can.
+        """
+        found = []
+        for source, wanted in zip(self.sources, self._mixture.used(packs), strict=True):
+            if source.epochs is None or source.streaming:
+                continue
+            present = sum(source.packs(window) or 0 for window in range(source.total or 0))
+            if wanted > present * source.epochs:
+                found.append(
+                    f"{source.name}.epochs={source.epochs} allows {present * source.epochs:,} of "
+                    f"its packs, but {packs:,} packs of training need {wanted:,}; raise it (or "
+                    f"null), lower {source.name}.weight, or train fewer steps"
+                )
+        return found
+
     def plan_ahead(self, index: int) -> None:
         """Plan the window that comes after that of `place(index)`, if it is there and unplanned."""
         source, number = self._mixture.locate(index)

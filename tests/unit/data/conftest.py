@@ -1,6 +1,7 @@
 """A small model that fits the small tokenizer, and ways to write data files."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -52,6 +53,14 @@ def small_model(**changes) -> ModelConfig:
         "engram_compressed_vocab_size": 323,
     }
     return ModelConfig(**(sizes | changes))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _not_durable():
+    """Sets and plans are made by the hundred here; none must survive a power cut."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from data.mixture import PERIOD, Mixture
 WEIGHTS = st.lists(st.floats(0.001, 100), min_size=1, max_size=12).map(tuple)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8)
 @given(WEIGHTS, st.integers(0, 3 * PERIOD))
 @example((1.0, 1e-9, 3.0), 17)
 @example((0.1, 0.2, 0.3, 0.4), 0)
@@ -21,7 +21,7 @@ def test_any_thousand_packs_have_their_shares(weights, begin):
     assert np.abs(counts / 1000 - shares).max() < 0.01
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8)
 @given(WEIGHTS)
 def test_packs_of_a_source_are_numbered_without_gaps(weights):
     mixture = Mixture.of(weights)
@@ -31,6 +31,7 @@ def test_packs_of_a_source_are_numbered_without_gaps(weights):
         assert number == seen[source]
         seen[source] += 1
     assert min(seen) > 0
+    assert mixture.used(PERIOD + 500) == seen
 
 
 def test_an_index_far_out_is_found_at_once():

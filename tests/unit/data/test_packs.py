@@ -89,6 +89,9 @@ def test_epochs_of_a_source_are_limited_where_asked(make_packs, random_documents
     assert packs.place(9).source == 0
     with pytest.raises(DataError, match=r"data\.s0 is used up.*2 time.*data\.s0\.epochs"):
         packs.place(10)
+    assert packs.problems(10) == []
+    [problem] = packs.problems(11)
+    assert "data.s0.epochs=2 allows 10 of its packs, but 11 packs of training need 11" in problem
 
 
 def test_a_set_travels_as_paths(make_packs, random_documents):
