@@ -5,6 +5,14 @@ class DataError(ValueError):
     """The user's data cannot be used; the message names the file, the line and the fix."""
 
 
+class BrokenFileError(DataError):
+    """A file of a source cannot be read on. file: its number."""
+
+    def __init__(self, message: str, *, file: int) -> None:
+        super().__init__(message)
+        self.file = file
+
+
 class CacheError(Exception):
     """Prepared data cannot be written; the message names the disk and the fix.
 
