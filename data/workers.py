@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from data.batch import Batch
-from data.errors import DataError, WorkerDiedError
+from data.errors import CacheError, DataError, WorkerDiedError
 from data.processes import deaf_children, set_up_child
 
 BATCHES_AHEAD = 2  # of each worker
@@ -95,7 +95,7 @@ class _Stream:
                         raise self._death_of(dead) from error
                     raise
                 if isinstance(batch, _Refusal):
-                    raise DataError(batch.message)
+                    raise batch.error
                 yield batch
         except Exception:
             self.stop(grace=0)  # its traceback holds torch's iterator, which would ask them first
@@ -166,9 +166,9 @@ class _Stream:
 
 @dataclass(frozen=True)
 class _Refusal:
-    """Data that cannot be used, on its way from a worker; torch would add its own traceback."""
+    """Data that cannot be used or had, on its way from a worker; torch would add a traceback."""
 
-    message: str
+    error: DataError | CacheError | WorkerDiedError
 
 
 @dataclass(frozen=True)
@@ -188,8 +188,8 @@ class _Watched(Dataset):
         self.doing[worker.id], self.pids[worker.id] = number, os.getpid()
         try:
             return self.source[number]
-        except DataError as error:
-            return _Refusal(str(error))
+        except (DataError, CacheError, WorkerDiedError) as error:
+            return _Refusal(error.with_traceback(None))
 
 
 @contextmanager

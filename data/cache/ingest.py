@@ -44,17 +44,18 @@ def open_growing(
     folder = cache / recipe.folder_name
     began, told = time.monotonic(), False
     made = PreparedSet(folder)
-    while not made.complete and not made.windows:
-        if folder not in _running and not held(lock_file(folder)):
+    while not made.complete:
+        working = held(lock_file(folder))
+        if working and made.windows:
+            break
+        if not working and folder not in _running:
             _start(recipe, cache, processes=processes)
-        if folder in _running and _running[folder].poll() is not None:
+        elif folder in _running and _running[folder].poll() is not None:
             made.require_growing()
         if not told and time.monotonic() - began > silent_seconds:
             say(f"Waiting for the first documents of {recipe.name}.")
             told = True
         time.sleep(POLL_SECONDS)
-    if not made.complete and folder not in _running and not held(lock_file(folder)):
-        _start(recipe, cache, processes=processes)
     return PreparedSet.open(folder)
 
 
