@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from data.batch import Batch
 from data.errors import CacheError, DataError, WorkerDiedError
 from data.processes import deaf_children, set_up_child
+from data.shipment import Shipment
 
 BATCHES_AHEAD = 2  # of each worker
 STOP_SECONDS = 5.0
@@ -96,7 +97,7 @@ class _Stream:
                     raise
                 if isinstance(batch, _Refusal):
                     raise batch.error
-                yield batch
+                yield batch.unpack()
         except Exception:
             self.stop(grace=0)  # its traceback holds torch's iterator, which would ask them first
             raise
@@ -182,12 +183,12 @@ class _Watched(Dataset):
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, number: int) -> Batch | _Refusal:
+    def __getitem__(self, number: int) -> Shipment | _Refusal:
         worker = get_worker_info()
         assert worker is not None
         self.doing[worker.id], self.pids[worker.id] = number, os.getpid()
         try:
-            return self.source[number]
+            return Shipment.of(self.source[number])
         except (DataError, CacheError, WorkerDiedError) as error:
             return _Refusal(error.with_traceback(None))
 
