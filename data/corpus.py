@@ -59,7 +59,7 @@ def encoding_problems(data: DataConfig, model: ModelConfig) -> list[str]:
         return found
     encoder = Encoder.for_model(model, tokenizer=data.tokenizer)
     for name, source in data.named_sources():
-        found += kind_problems(source, encoder, name=name)
+        found += kind_problems(source, encoder, model.vision, name=name)
     return found
 
 

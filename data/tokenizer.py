@@ -196,6 +196,8 @@ def tokenizer_problems(name: str, model: ModelConfig) -> list[str]:
             f"model.vocab_size={size}"
         )
     ids = ["bos_token_id", "eos_token_id", "pad_token_id"]
+    if model.vision.num_hidden_layers:
+        found += _image_token_problems(name, tokenizer, model.image_token_id)
     if model.engram_layers:
         ids.append("engram_pad_token_id")
         try:
@@ -210,6 +212,26 @@ def tokenizer_problems(name: str, model: ModelConfig) -> list[str]:
                 f"{size:,}; use one below that"
             )
     return found
+
+
+def _image_token_problems(name: str, tokenizer: PreTrainedTokenizerFast, token: int) -> list[str]:
+    """Whether the model's image token is one that text never becomes, and not another's mark."""
+    added = {number: str(text) for number, text in tokenizer.added_tokens_decoder.items()}
+    of_images = {number: text for number, text in added.items() if "image" in text.lower()}
+    if token in of_images or (token in added and not of_images):
+        return []
+    if token >= len(tokenizer):
+        return [
+            f"model.image_token_id={token} is no token of data.tokenizer={name}, which has "
+            f"{len(tokenizer):,}; use one below that"
+        ]
+    what = added.get(token) or tokenizer.convert_ids_to_tokens(token)
+    known = ", ".join(f"{text!r} = {number:,}" for number, text in of_images.items())
+    return [
+        f"model.image_token_id={token} is {what!r} in data.tokenizer={name}, which is no mark of "
+        f"an image ({'its marks are ' + known if known else 'it has none'}); use the model's own "
+        "tokenizer, or set model.image_token_id"
+    ]
 
 
 def _released_file() -> Path:

@@ -20,16 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A source, looked at, and what is made of it.
-
-    name: what its settings are called. streaming: training may begin with its first window.
-    """
+    """A source, looked at, and what is made of it. name: what its settings are called."""
 
     name: str
     source: str
     pipeline: Pipeline
     window_documents: int
-    streaming: bool
 
     @property
     def fingerprint(self) -> str:
@@ -69,10 +65,10 @@ def read_recipe(
     window_documents: int,
 ) -> Recipe:
     """Look at the source of `config`. DataError names every file that cannot be used."""
-    kind = open_kind(config, Encoder.for_model(model, tokenizer=tokenizer))
+    kind = open_kind(config, Encoder.for_model(model, tokenizer=tokenizer), model.vision)
     source = open_source(config, name=name, columns=kind.columns, optional=kind.optional)
     pipeline = Pipeline(source, kind, config.max_document_length, config.on_long_document)
-    return Recipe(name, config.source, pipeline, window_documents, config.streaming)
+    return Recipe(name, config.source, pipeline, window_documents)
 
 
 def _sha256(value: Any) -> str:

@@ -6,14 +6,13 @@ import io
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from data.errors import DataError
 from data.images.sizing import ImagePlan
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from torch import Tensor
 
 GRAY = (127, 127, 127)
 # Modes that PIL turns into RGB without loss of meaning; wider ones (I;16, I, F) it would clip.
@@ -30,12 +29,7 @@ def open_image(blob: bytes, *, where: str) -> Image:
 
     try:
         with Image.open(io.BytesIO(blob)) as image:
-            if image.mode not in EIGHT_BIT:
-                raise DataError(
-                    f"{where}: an image of mode {image.mode}, which has more than 8 bits a "
-                    "channel; convert it to 8-bit RGB"
-                )
-            return image.convert("RGB")
+            return to_rgb(image, where=where)
     except DataError:
         raise
     except Image.DecompressionBombError as error:
@@ -46,17 +40,14 @@ def open_image(blob: bytes, *, where: str) -> Image:
         ) from error
 
 
-def image_size(blob: bytes, *, where: str) -> tuple[int, int]:
-    """(width, height) in pixels from the file's header alone; DataError as `open_image`."""
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(blob)) as image:
-            return image.size
-    except Exception as error:
+def to_rgb(image: Image, *, where: str) -> Image:
+    """The image in RGB, without alpha. DataError for more than 8 bits a channel."""
+    if image.mode not in EIGHT_BIT:
         raise DataError(
-            f"{where}: no readable image ({error}); replace the file or remove the document"
-        ) from error
+            f"{where}: an image of mode {image.mode}, which has more than 8 bits a channel; "
+            "convert it to 8-bit RGB"
+        )
+    return image.convert("RGB")
 
 
 def patches(image: Image, plan: ImagePlan, *, patch_size: int) -> Tensor:
@@ -66,6 +57,7 @@ def patches(image: Image, plan: ImagePlan, *, patch_size: int) -> Tensor:
     127 (or stretched to it, where the plan says so); bytes x become x / 127.5 - 1; cut into patches
     in row-major order, channel first inside a patch.
     """
+    import torch  # not above: the processes that look at images when data is prepared need none
     from PIL import Image, ImageOps
 
     size = plan.width, plan.height

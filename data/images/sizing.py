@@ -11,6 +11,8 @@ from data.errors import DataError
 if TYPE_CHECKING:
     from model.config import VisionConfig
 
+NOTHING = "an image of {} x {} pixels has nothing to see; remove it"
+
 
 @dataclass(frozen=True)
 class ImagePlan:
@@ -56,7 +58,7 @@ def plan_image(width: int, height: int, vision: VisionConfig) -> ImagePlan:
     DataError for an image without pixels.
     """
     if width <= 0 or height <= 0:
-        raise DataError(f"an image of {width} x {height} pixels has nothing to see; remove it")
+        raise DataError(NOTHING.format(width, height))
     most = vision.max_image_tokens
     assert most >= 4, "validated with the configuration"
     stretch = vision.max_wh_ratio is not None and width >= height * vision.max_wh_ratio
@@ -65,7 +67,7 @@ def plan_image(width: int, height: int, vision: VisionConfig) -> ImagePlan:
         w = height * vision.max_wh_ratio
     if w * h < vision.min_pixels:
         growth = math.sqrt(vision.min_pixels / (w * h))
-        w, h = int(w * growth), int(h * growth)
+        w, h = max(int(w * growth), 1), max(int(h * growth), 1)
     patch, cell = vision.patch_size, vision.patch_size * vision.downsample_ratio
     plan = _plan(math.ceil(w / patch), math.ceil(h / patch), vision, stretch)
     if plan.tokens <= most:

@@ -93,6 +93,13 @@ class Chat:
 
     def turns(self, value: Mapping[str, Any]) -> list[tuple[str, str]]:
         """(role, text) of each message. ValueError says what the released form cannot hold."""
+        return [
+            (role, text_of(content, f"message {n} ({role}): {self.content!r}"))
+            for n, (role, content) in enumerate(self.messages_of(value), start=1)
+        ]
+
+    def messages_of(self, value: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """(role, content) of each message, contents not looked at. ValueError as `turns`."""
         _refuse(value, "the record")
         messages = field_of(value, self.messages)
         if not isinstance(messages, list) or not messages:
@@ -100,11 +107,11 @@ class Chat:
                 f"field {self.messages!r} must be a list of messages with at least one; "
                 "correct it or set data.fields.messages"
             )
-        found = [self._turn(message, n) for n, message in enumerate(messages, start=1)]
+        found = [self._message(message, n) for n, message in enumerate(messages, start=1)]
         _require_order([role for role, _ in found])
         return found
 
-    def _turn(self, message: Any, number: int) -> tuple[str, str]:
+    def _message(self, message: Any, number: int) -> tuple[str, Any]:
         what = f"message {number}"
         if not isinstance(message, dict):
             raise ValueError(
@@ -121,18 +128,13 @@ class Chat:
                 f"{what} has the role {role!r}; use {', '.join(ROLES)} (messages of tools cannot "
                 "be trained on)"
             )
-        return role, text_of(message[self.content], f"{what} ({role}): {self.content!r}")
+        return role, message[self.content]
 
     def _document(self, turns: Sequence[tuple[str, np.ndarray]]) -> Document | str:
-        form = _form(self.encoder)
+        form = chat_form(self.encoder)
         parts, mask = [form.begin], [np.zeros(1, bool)]
         for number, (role, ids) in enumerate(turns, start=1):
-            if form.control[ids].any():
-                return (
-                    f"message {number} ({role}) holds a mark of the chat form, such as {USER} or "
-                    f"{END_THINK}, as text; remove it"
-                )
-            if told := self.encoder.problem(ids):
+            if told := form.problem(self.encoder, ids):
                 return f"message {number} ({role}): {told}"
             end = form.end if role == "assistant" else form.end[:0]
             parts += [form.before[role], ids, end]
@@ -142,7 +144,7 @@ class Chat:
 
 
 @dataclass(frozen=True, eq=False)
-class _Form:
+class ChatForm:
     """begin, end: of sentence; before: what comes before each role's text; control: bool
     [tokens], those that belong to the form."""
 
@@ -151,9 +153,18 @@ class _Form:
     before: Mapping[str, np.ndarray]
     control: np.ndarray
 
+    def problem(self, encoder: Encoder, ids: np.ndarray) -> str:
+        """Why these ids of a text cannot stand in a message; empty when they can."""
+        if self.control[ids].any():
+            return (
+                f"holds a mark of the chat form, such as {USER} or {END_THINK}, as text; remove it"
+            )
+        return encoder.problem(ids)
+
 
 @functools.lru_cache(maxsize=2)
-def _form(encoder: Encoder) -> _Form:
+def chat_form(encoder: Encoder) -> ChatForm:
+    """The marks of the chat form in this tokenizer. ValueError names those it lacks."""
     marks = encoder.named(SYSTEM, USER, ASSISTANT, END_THINK, older=OLDER_NAMES)
     control = np.zeros(encoder.size(), bool)
     control[[encoder.bos, encoder.eos, *marks.values(), *encoder.ids_of([THINK])]] = True
@@ -166,13 +177,13 @@ def _form(encoder: Encoder) -> _Form:
         "user": ids(marks[USER]),
         "assistant": ids(marks[ASSISTANT], marks[END_THINK]),
     }
-    return _Form(ids(encoder.bos), ids(encoder.eos), before, control)
+    return ChatForm(ids(encoder.bos), ids(encoder.eos), before, control)
 
 
 def chat_problems(encoder: Encoder) -> list[str]:
     """Why conversations cannot be written with this tokenizer; empty when they can."""
     try:
-        _form(encoder)
+        chat_form(encoder)
     except ValueError as error:
         return [str(error)]
     return []

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 BLOCK_BYTES = 2**20
 BLOCK_RECORDS = 2**14
+IMAGE_BLOCK_RECORDS = 2**6  # where records name image files: all of a block are held at once
 
 
 @dataclass(frozen=True)
@@ -70,14 +71,10 @@ class Source(Protocol):
     def blocks(self, position: Any = None) -> Iterator[Block]:
         """The source from its start, or from where a Block said that it goes on.
 
-        BrokenFileError for a file that cannot be read on; other DataErrors stop the whole.
+        DataError for what stops the reading of the whole, such as a file that is gone.
         """
         ...
 
     def read(self, block: Block) -> Iterator[Record | Finding]:
         """The records of a block."""
-        ...
-
-    def behind(self, file: int) -> Any:
-        """The position behind a file, from which to go on when it is broken."""
         ...

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-SourceName = Literal["embedded", "hf", "jsonl", "parquet", "text"]
-KindName = Literal["chat", "pretrain"]
+SourceName = Literal["embedded", "hf", "jsonl", "parquet", "pictures", "text"]
+KindName = Literal["chat", "image_chat", "pretrain"]
 
 FILES = ("jsonl", "parquet", "text")  # sources that `paths` gives files, patterns or folders
 FIELDS_READ: dict[str, tuple[str, ...]] = {
     "pretrain": ("text",),
     "chat": ("messages", "role", "content"),
+    "image_chat": ("messages", "role", "content", "images"),
 }
 
 
@@ -20,27 +21,30 @@ class FieldsConfig:
     """Names of the fields of a record.
 
     text: a document of kind pretrain. messages: the conversation of kind chat, a list of objects
-    whose fields are role and content.
+    whose fields are role and content. images: those of kind image_chat, a list.
     """
 
     text: str = "text"
     messages: str = "messages"
     role: str = "role"
     content: str = "content"
+    images: str = "images"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig:
     """The documents of one source.
 
-    source: embedded = the prose of Python's own help topics; jsonl = one JSON object a line, plain,
-    gzip or zstd; parquet; text = one document a file; hf = a Hugging Face dataset, by name or as
-    the folder that save_to_disk wrote, with `subset`, `split` and `revision`. paths: files, glob
-    patterns or folders; for hf the one dataset. kind: pretrain = texts; chat = conversations in
-    the released chat form. labels: assistant = only what the assistant says is learnt; all.
-    max_document_length: tokens; on_long_document says what happens to a longer one: split (kind
-    pretrain only), drop (counted), or refuse. None = documents stay whole here. streaming: train
-    from the first window while later ones are still read.
+    source: embedded = the prose of Python's own help topics; pictures = drawn shapes and a
+    photograph with captions; jsonl = one JSON object a line, plain, gzip or zstd; parquet; text =
+    one document a file; hf = a Hugging Face dataset, by name or as the folder that save_to_disk
+    wrote, with `subset`, `split` and `revision`. paths: files, glob patterns or folders; for hf the
+    one dataset. kind: pretrain = texts; chat = conversations in the released chat form; image_chat
+    = the same with images, whose relative paths start from `image_folder`. labels: assistant =
+    only what the assistant says is learnt; all. max_document_length: tokens; on_long_document says
+    what happens to a longer one: split (kind pretrain only), drop (counted), or refuse. None =
+    documents stay whole here. streaming: train from the first window while later ones are still
+    read.
     """
 
     source: str
@@ -50,6 +54,7 @@ class SourceConfig:
     split: str = "train"
     revision: str = ""
     fields: FieldsConfig = field(default_factory=FieldsConfig)
+    image_folder: str = ""
     labels: Literal["assistant", "all"] = "assistant"
     max_document_length: int | None = None
     on_long_document: Literal["split", "drop", "refuse"] = "split"
@@ -66,15 +71,7 @@ class SourceConfig:
                 )
         if self.source == "hf" and not self.split:
             found.append(f"{name}.split is empty; name the dataset's split, for example train")
-        if self.kind not in get_args(KindName):
-            found.append(
-                f"{name}.kind={self.kind} is unknown; use one of {', '.join(get_args(KindName))}"
-            )
-        if self.kind == "chat" and self.source in ("embedded", "text"):
-            found.append(
-                f"{name}.kind=chat needs records with fields; {name}.source={self.source} has "
-                "texts: use jsonl, parquet or hf"
-            )
+        found += self._kind_problems(name)
         found += [
             f"{name}.fields.{of} is empty; name the field that holds it"
             for of in FIELDS_READ.get(self.kind, ())
@@ -85,10 +82,33 @@ class SourceConfig:
                 f"{name}.max_document_length={self.max_document_length} leaves nothing to predict; "
                 "use 2 or more, or null"
             )
-        if self.kind == "chat" and self.max_document_length and self.on_long_document == "split":
+        return found
+
+    def _kind_problems(self, name: str) -> list[str]:
+        if self.kind not in get_args(KindName):
+            known = ", ".join(get_args(KindName))
+            return [f"{name}.kind={self.kind} is unknown; use one of {known}"]
+        found = []
+        if self.kind != "pretrain" and self.source in ("embedded", "text"):
+            found.append(
+                f"{name}.kind={self.kind} needs records with fields; {name}.source={self.source} "
+                "has texts: use jsonl, parquet or hf"
+            )
+        if self.kind != "image_chat" and self.source == "pictures":
+            found.append(f"{name}.source=pictures has images; set {name}.kind=image_chat")
+        if self.kind != "image_chat" and self.image_folder:
+            found.append(
+                f"{name}.image_folder={self.image_folder} is read by {name}.kind=image_chat only; "
+                "leave it out"
+            )
+        if (
+            self.kind != "pretrain"
+            and self.max_document_length
+            and self.on_long_document == "split"
+        ):
             found.append(
                 f"{name}.on_long_document=split would cut conversations in the middle of a turn; "
-                "use drop or refuse with kind=chat"
+                f"use drop or refuse with kind={self.kind}"
             )
         return found
 
@@ -97,9 +117,9 @@ class SourceConfig:
         if source not in get_args(SourceName):
             known = ", ".join(get_args(SourceName))
             return [f"{name}.source={source} is unknown; use one of {known}"]
-        if source == "embedded" and paths:
+        if source in ("embedded", "pictures") and paths:
             return [
-                f"{name}.paths={paths} is not read by {name}.source=embedded; "
+                f"{name}.paths={paths} is not read by {name}.source={source}; "
                 f"use {name}.source=jsonl or text, or drop {name}.paths"
             ]
         if source in FILES and not paths:

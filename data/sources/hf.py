@@ -34,6 +34,7 @@ class HfSource:
     optional: tuple[str, ...]
     marks: tuple[FileMark, ...] = ()
     built: str = ""
+    block_records: int = BLOCK_RECORDS
 
     @property
     def files(self) -> Sequence[str]:
@@ -63,23 +64,20 @@ class HfSource:
             data = data.with_format("arrow")
             yield from self._streamed(data, row) if self.streaming else self._whole(data, row)
 
-    def behind(self, file: int) -> Any:
-        raise AssertionError("its files are not read one by one")
-
     def read(self, block: Block) -> Iterator[Record | Finding]:
         first, table = block.payload
         return records(table, 0, first)
 
     def _whole(self, data: Any, row: int) -> Iterator[Block]:
-        rows, size, step = len(data), self.size or 0, FIRST_ROWS
+        rows, size, step = len(data), self.size or 0, min(FIRST_ROWS, self.block_records)
         while row < rows:
             table = data[row : min(row + step, rows)].combine_chunks()
             first, row = row + 1, row + len(table)
-            step = _rows_a_block(table)
+            step = min(_rows_a_block(table), self.block_records)
             yield Block((first, table), row, size * row // rows)
 
     def _streamed(self, data: Any, row: int) -> Iterator[Block]:
-        for table in data.skip(row).iter(batch_size=FIRST_ROWS * 4):
+        for table in data.skip(row).iter(batch_size=min(FIRST_ROWS * 4, self.block_records)):
             first, row = row + 1, row + len(table)
             yield Block((first, table), row, 0)
 
@@ -176,4 +174,4 @@ def _told(name: str) -> Iterator[None]:
 
 def _rows_a_block(table: Any) -> int:
     rows = BLOCK_BYTES * len(table) // max(1, table.nbytes)
-    return min(max(1, rows), BLOCK_RECORDS)
+    return max(1, rows)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from data.errors import DataError
-from data.sources.base import BLOCK_BYTES, Block, Finding, Record
-from data.sources.files import FileMark, blamed_on, identity, require_unchanged, stamp
+from data.sources.base import BLOCK_BYTES, BLOCK_RECORDS, Block, Finding, Record
+from data.sources.files import FileMark, identity, require_unchanged, stamp, unreadable
 from data.sources.streams import chunks
 
 LONGEST_LINE = 2**30
@@ -20,6 +20,7 @@ class JsonlSource:
     """Lines of files, as whole lines in blocks of bytes."""
 
     marks: tuple[FileMark, ...]
+    block_records: int = BLOCK_RECORDS
 
     @property
     def files(self) -> Sequence[str]:
@@ -53,21 +54,29 @@ class JsonlSource:
             else:
                 yield Record(value, number, line)
 
-    def behind(self, file: int) -> Any:
-        return [file + 1, 0, 0]
-
     def _file(self, number: int, skip: int, line: int, before: int) -> Iterator[Block]:
         """Blocks of whole lines, without their last line feed."""
         mark = self.marks[number]
-        with blamed_on(number, mark.path):
+        try:
             with open(mark.path, "rb") as file:
                 at = skip
-                for raw in _whole_lines(_behind(chunks(file, mark.path), skip), mark.path):
+                for raw in self._pieces(_behind(chunks(file, mark.path), skip), mark.path):
                     first, at = line + 1, at + len(raw)
                     line += raw.count(b"\n") + (not raw.endswith(b"\n"))
                     payload = (number, first, raw.removesuffix(b"\n"))
                     yield Block(payload, [number, at, line], before + file.tell())
-            require_unchanged(mark)
+        except OSError as error:
+            raise unreadable(mark.path, error) from error
+        require_unchanged(mark)
+
+    def _pieces(self, stream: Iterator[bytes], path: str) -> Iterator[bytes]:
+        """The stream in pieces of whole lines, at most block_records of them."""
+        for raw in _whole_lines(stream, path):
+            while raw:
+                rest = raw.split(b"\n", self.block_records)[self.block_records :]
+                end = len(raw) - len(rest[0]) if rest else len(raw)
+                yield raw[:end]
+                raw = raw[end:]
 
 
 def _behind(stream: Iterator[bytes], skip: int) -> Iterator[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.sources.base import Source
+from data.sources.base import BLOCK_RECORDS, IMAGE_BLOCK_RECORDS, Source
 from data.sources.config import SourceConfig
 from data.sources.files import find_files, mark_files
 
@@ -32,10 +32,16 @@ def open_source(
     Looks at every file (a sample of its bytes), so that all that cannot be read are named at once,
     by DataError.
     """
+    records = IMAGE_BLOCK_RECORDS if config.kind == "image_chat" else BLOCK_RECORDS
     if config.source == "embedded":
         from data.sources.embedded import EmbeddedSource
 
         return EmbeddedSource(columns[0])
+    if config.source == "pictures":
+        from data.sources.pictures import PicturesSource
+
+        f = config.fields
+        return PicturesSource(f.messages, f.role, f.content, f.images)
     if config.source == "hf":
         from data.sources.hf import HfSource, open_hf, saved_to_disk
 
@@ -49,19 +55,20 @@ def open_source(
                 streaming=config.streaming and not saved_to_disk(dataset),
                 columns=tuple(columns),
                 optional=tuple(optional),
+                block_records=records,
             )
         )
     marks = mark_files(source_files(config, name=name), setting=f"{name}.paths")
     if config.source == "jsonl":
         from data.sources.jsonl import JsonlSource
 
-        return JsonlSource(marks)
+        return JsonlSource(marks, records)
     if config.source == "text":
         from data.sources.text import TextSource
 
         return TextSource(marks, columns[0])
     from data.sources.parquet import ParquetSource
 
-    parquet = ParquetSource(marks, tuple(columns), tuple(optional))
+    parquet = ParquetSource(marks, tuple(columns), tuple(optional), records)
     parquet.require_columns()
     return parquet

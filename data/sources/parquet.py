@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from data.errors import DataError
 from data.sources.base import BLOCK_BYTES, BLOCK_RECORDS, Block, Finding, Record
-from data.sources.files import FileMark, blamed_on, identity, listed, require_unchanged, stamp
+from data.sources.files import FileMark, identity, listed, require_unchanged, stamp, unreadable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,6 +21,7 @@ class ParquetSource:
     marks: tuple[FileMark, ...]
     columns: tuple[str, ...]
     optional: tuple[str, ...]
+    block_records: int = BLOCK_RECORDS
 
     @property
     def files(self) -> Sequence[str]:
@@ -64,9 +64,17 @@ class ParquetSource:
         before = sum(mark.size for mark in self.marks[:first])
         for number in range(first, len(self.marks)):
             mark = self.marks[number]
-            with blamed_on(number, mark.path):
+            try:
                 yield from self._file(number, group, skip, row, before)
-                require_unchanged(mark)
+            except (OSError, ValueError) as error:
+                if isinstance(error, DataError):
+                    raise
+                if isinstance(error, OSError) and error.strerror:
+                    raise unreadable(mark.path, error) from error
+                raise DataError(
+                    f"{mark.path}: damaged ({_short(error)}); write or copy the file again"
+                ) from error
+            require_unchanged(mark)
             before += mark.size
             group = skip = row = 0
 
@@ -74,17 +82,11 @@ class ParquetSource:
         number, first, batch = block.payload
         return records(batch, number, first)
 
-    def behind(self, file: int) -> Any:
-        return [file + 1, 0, 0, 0]
-
     def _file(self, number: int, group: int, skip: int, row: int, before: int) -> Iterator[Block]:
         import pyarrow.parquet as pq
 
         mark = self.marks[number]
-        with (
-            _damage_told(mark.path),
-            pq.ParquetFile(mark.path, memory_map=True, page_checksum_verification=True) as file,
-        ):
+        with pq.ParquetFile(mark.path, memory_map=True, page_checksum_verification=True) as file:
             present = file.schema_arrow.names
             columns = [c for c in (*self.columns, *self.optional) if c in present]
             groups = file.num_row_groups
@@ -92,7 +94,7 @@ class ParquetSource:
                 about = file.metadata.row_group(this)
                 rows = max(1, about.num_rows)
                 step = BLOCK_BYTES * rows // max(1, about.total_byte_size)
-                step = min(max(1, step), BLOCK_RECORDS)
+                step = min(max(1, step), self.block_records)
                 taken = 0
                 for batch in file.iter_batches(step, row_groups=[this], columns=columns):
                     taken += batch.num_rows
@@ -102,19 +104,6 @@ class ParquetSource:
                     done = before + mark.size * (this * rows + taken) // (groups * rows)
                     yield Block((number, first, batch), [number, this, taken, row], done)
                 skip = 0
-
-
-@contextmanager
-def _damage_told(path: str) -> Iterator[None]:
-    """Arrow's errors as DataError; those of the system have a number."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise
-        raise DataError(
-            f"{path}: damaged ({_short(error)}); write or copy the file again"
-        ) from error
 
 
 def records(rows: pa.RecordBatch | pa.Table, file: int, first: int) -> Iterator[Record | Finding]:

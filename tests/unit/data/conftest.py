@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from data.cache.encoded import Encoded
-from data.cache.lock import lock_file, locked
 from data.cache.prepared import PreparedSet
 from data.cache.writer import SetWriter
 from data.config import DataConfig
@@ -21,6 +20,7 @@ from data.plan.settings import PlanSettings
 from data.plan.stored import StoredPlans
 from model.config import ModelConfig, VisionConfig
 
+MARKS = ("<｜System｜>", "<｜User｜>", "<｜Assistant｜>", "<think>", "</think>")
 TOKENIZER = str(Path(__file__).parents[2] / "golden" / "tokenizer.json")
 
 
@@ -80,6 +80,27 @@ def hasher(model) -> RowHasher:
     found = RowHasher.for_model(model, tokenizer=TOKENIZER)
     assert found is not None
     return found
+
+
+@pytest.fixture(scope="session")
+def chat_tokenizer(tmp_path_factory) -> Path:
+    """tokenizer.json of 405 tokens; the marks are 400 to 404."""
+    spec = json.loads(Path(TOKENIZER).read_text(encoding="utf-8"))
+    for number, text in enumerate(MARKS, start=400):
+        spec["added_tokens"].append(
+            {
+                "id": number,
+                "content": text,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+        )
+    path = tmp_path_factory.mktemp("chat") / "tokenizer.json"
+    path.write_text(json.dumps(spec), encoding="utf-8")
+    return path
 
 
 @pytest.fixture(scope="session")
@@ -173,10 +194,3 @@ def make_packs(tmp_path_factory, write_set, hasher):
         return PackedSet(tuple(found), pack_length, 2, seed, held_out, hasher, vision)
 
     return make
-
-
-@pytest.fixture
-def writing(tmp_path):
-    """Holds the lock of the set in tmp_path/set, as the process that writes it would."""
-    with locked(lock_file(tmp_path / "set"), say=print):
-        yield

@@ -8,6 +8,7 @@ import pytest
 
 from data.config import DataConfig, FieldsConfig, MixtureSource
 from data.corpus import data_problems, load_corpus
+from model.config import VisionConfig
 
 TOKENIZER = Path(__file__).parents[2] / "golden" / "tokenizer.json"
 
@@ -29,7 +30,14 @@ def test_defaults_are_sound(model, make_data):
         ({"source": "hf", "paths": ("a", "b")}, ["not 2", "data=mixture"]),
         ({"source": "hf", "paths": ("a",), "split": ""}, ["data.split", "train"]),
         ({"subset": "en"}, ["data.subset=en", "data.source=hf only"]),
-        ({"kind": "poem"}, ["data.kind=poem", "chat, pretrain"]),
+        ({"kind": "poem"}, ["data.kind=poem", "chat, image_chat, pretrain"]),
+        ({"kind": "image_chat"}, ["data.kind=image_chat", "jsonl, parquet or hf"]),
+        ({"source": "pictures"}, ["data.source=pictures", "data.kind=image_chat"]),
+        ({"image_folder": "x"}, ["data.image_folder=x", "data.kind=image_chat only"]),
+        (
+            {"source": "pictures", "kind": "image_chat", "fields": FieldsConfig(images="")},
+            ["data.fields.images is empty"],
+        ),
         ({"kind": "chat"}, ["data.kind=chat", "jsonl, parquet or hf"]),
         ({"max_document_length": 1}, ["data.max_document_length=1"]),
         (
@@ -103,6 +111,37 @@ def test_chat_needs_a_tokenizer_that_knows_its_form(make_data, model):
     assert "data.kind=chat" in problem
     assert "<｜User｜>" in problem
     assert "data.tokenizer=deepseek" in problem
+
+
+def seeing(make_model, **changes):
+    tower = VisionConfig(
+        num_hidden_layers=1, hidden_size=32, num_attention_heads=2, intermediate_size=8
+    )
+    return make_model(vision=tower, image_token_id=3, **changes)
+
+
+def test_images_need_a_model_that_sees(make_data, make_model, chat_tokenizer):
+    data = make_data(source="pictures", kind="image_chat", tokenizer=str(chat_tokenizer))
+    problem = only(data_problems(data, make_model(engram_compressed_vocab_size=328)))
+    assert "model.vision.num_hidden_layers=0" in problem
+    assert "model=tiny_image" in problem
+    assert data_problems(data, seeing(make_model, engram_compressed_vocab_size=328)) == []
+
+
+@pytest.mark.parametrize(
+    ("token", "words"),
+    [
+        (40, ["model.image_token_id=40", "no mark of an image", "'<image>' = 3"]),
+        (1, ["model.image_token_id=1", "'<eos>'"]),
+        (401, ["model.image_token_id=401 is no token", "400"]),
+    ],
+)
+def test_an_image_token_that_the_tokenizer_has_for_something_else(
+    make_data, make_model, token, words
+):
+    problem = only(data_problems(make_data(), replace(seeing(make_model), image_token_id=token)))
+    assert all(word in problem for word in words)
+    assert data_problems(make_data(), replace(make_model(), image_token_id=token)) == []
 
 
 def test_pack_length_below_the_alignment(model, make_data):

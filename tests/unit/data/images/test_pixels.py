@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from data.errors import DataError
-from data.images.pixels import image_size, open_image, patches
+from data.images.pixels import open_image, patches
 from data.images.sizing import ImagePlan, plan_image
 from model.config import VisionConfig
 
@@ -74,7 +74,6 @@ def test_other_proportions_are_centred_on_gray_and_stretching_fills() -> None:
 def test_other_modes_become_rgb(mode: str) -> None:
     kind = "TIFF" if mode == "CMYK" else "PNG"
     blob = encoded(noise(9, 5).convert(mode), kind)
-    assert image_size(blob, where="here") == (9, 5)
     image = open_image(blob, where="here")
     assert (image.mode, image.size) == ("RGB", (9, 5))
 
@@ -108,10 +107,3 @@ def png_of(width: int, height: int) -> bytes:
 def test_bad_files_name_the_place(blob: bytes, words: str) -> None:
     with pytest.raises(DataError, match=r"^shelf\.jsonl:7: .*" + words):
         open_image(blob, where="shelf.jsonl:7")
-
-
-def test_sizes_come_from_the_header_alone() -> None:
-    blob = encoded(noise(640, 31), "JPEG")
-    assert image_size(blob[: len(blob) // 2], where="here") == (640, 31)
-    with pytest.raises(DataError, match=r"^here: no readable image"):
-        image_size(b"GIF89a", where="here")

@@ -79,6 +79,20 @@ def test_blocks_resume_anywhere(opened, walked, resumes_anywhere, tmp_path, monk
     assert all(record.value["i"] == record.place - 1 for record in found)
 
 
+def test_blocks_hold_few_records_where_each_brings_images(
+    opened, walked, resumes_anywhere, tmp_path, monkeypatch
+):
+    """A block's images are all in memory at once."""
+    lines = [json.dumps({"messages": [], "i": i}) for i in range(150)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    whole = opened(source="jsonl", paths=(str(tmp_path),))
+    few = opened(source="jsonl", paths=(str(tmp_path),), kind="image_chat")
+    assert walked(few) == walked(whole)
+    assert resumes_anywhere(whole) == 1
+    assert resumes_anywhere(few) == 3
+    assert [len(list(few.read(block))) for block in few.blocks()] == [64, 64, 22]
+
+
 @pytest.mark.parametrize("form", ["gzip", "zstd"])
 @pytest.mark.parametrize(("damage", "words"), [("cut", "ends too early"), ("flip", "damaged")])
 def test_damaged_compressed_files_are_named(opened, walked, tmp_path, form, damage, words):
@@ -102,7 +116,7 @@ def test_a_file_that_changes_or_vanishes_is_named(opened, walked, write_jsonl):
     path = write_jsonl({"text": "x"})
     source = opened_file(opened, path)
     path.write_text('{"text": "longer"}\n')
-    with pytest.raises(DataError, match=r"corpus\.jsonl: changed while it was read"):
+    with pytest.raises(DataError, match=r"corpus\.jsonl changed while it was read"):
         walked(source)
     path.unlink()
     with pytest.raises(DataError, match=r"corpus\.jsonl: cannot be read \(No such file"):

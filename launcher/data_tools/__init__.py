@@ -1,1 +1,0 @@
-"""`dsv41 data`: what is in a run's data before, and without, training on it."""
