@@ -127,21 +127,27 @@ def mapped_tables_fit_model(model: ModelConfig, data: DataConfig) -> list[str]:
     return table_problems(model, token_map=load_token_map(data.tokenizer) if sound else None)
 
 
-def model_fits_memory(model: ModelConfig, parallel: ParallelConfig) -> list[str]:
+def model_fits_memory(
+    model: ModelConfig, parallel: ParallelConfig, launcher: LauncherConfig
+) -> list[str]:
     """A lower bound only, from the parts that dominate; the system would kill us without a word."""
+    if parallel.dp_shard < 1:
+        return []
     experts = model.num_hidden_layers * model.n_routed_experts
     weights = 3 * experts * model.hidden_size * model.moe_intermediate_size
     weights += 2 * model.vocab_size * model.hidden_size
-    if model.engram.store == "local":
-        weights += sum(model.engram_num_embeddings) * model.engram_head_dim
-    needed = weights * BYTES_PER_WEIGHT
+    held = weights / parallel.dp_shard
+    if model.engram.store == "local":  # whole on every rank
+        tables = sum(model.engram_num_embeddings) * model.engram_head_dim
+        weights, held = weights + tables, held + tables
+    needed = held * BYTES_PER_WEIGHT * launcher.ranks
     present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed <= present:
         return []
     return [
-        f"model: {weights / 1e9:.1f} B weights need at least {needed / 1e9:,.0f} GB with their "
-        f"gradients and moments, and this machine has {present / 1e9:,.0f} GB; use model=tiny or "
-        "fewer layers, experts or Engram rows"
+        f"model: {weights / 1e9:.1f} B weights need at least {needed / 1e9:,.0f} GB here with "
+        f"their gradients and moments, and this machine has {present / 1e9:,.0f} GB; use "
+        "model=tiny or fewer layers, experts or Engram rows"
     ]
 
 

@@ -223,7 +223,7 @@ def _snapshot(path: Path) -> Path:
 
 def _nothing(path: Path) -> str:
     if not path.is_dir():
-        return "there is no such folder"
+        return "there is no such folder; dsv41 export writes one"
     shards = sorted(p.name for p in path.glob("*.safetensors"))
     if shards:
         return f"{INDEX} is missing beside {shards[0]}"

@@ -20,6 +20,8 @@ Composed = Callable[..., DictConfig]
 HOME = Path(conf.__file__).parent
 OPTIONS = sorted(p.relative_to(HOME) for p in HOME.glob("*/*.yaml"))
 NEEDS = {name: ["data.paths=[x]"] for name in ("hf", "jsonl", "parquet", "text")}
+NEEDS["flash_pretrain"] = ["data.paths=[x]"]
+NEEDS["flash_sft"] = ["data.paths=[x]", "model.weights=x"]
 NEEDS["mixture"] = ["data.mixture={a:{source:embedded,weight:1.0}}"]
 
 

@@ -125,7 +125,7 @@ def test_weights_are_looked_at_before_anything_starts(
     composed: Composed, small, tmp_path: Path, monkeypatch
 ) -> None:
     (found,) = problems(composed("+experiment=tiny", "model.weights=/no/such"))
-    assert found == "model.weights=/no/such: there is no such folder"
+    assert found == "model.weights=/no/such: there is no such folder; dsv41 export writes one"
     # The tables of another model, one shard missing, a key too many: all in one list.
     monkeypatch.chdir(small.path.parent)
     small.shard(2).unlink()
