@@ -81,13 +81,14 @@ class PackSource:
         return f"window {window} of {self.name} ({self.plans.prepared.window_folder(window)})"
 
     def _wait_for(self, window: int) -> bool:
-        """Whether there is such a window, once that is known."""
+        """Whether there is such a window, once that is known. Raises what ended its writer."""
         prepared, began, told = self.plans.prepared, time.monotonic(), False
         while not prepared.window_folder(window).is_dir():
             if prepared.complete:
                 return window < prepared.windows
             if not self.patient:
                 raise MissingWindowError(window)
+            prepared.require_growing()
             if not told and time.monotonic() - began > SILENT_SECONDS:
                 print(f"Waiting for {self.describe(window)}: it is still being prepared.")
                 told = True

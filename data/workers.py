@@ -20,8 +20,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from data.batch import Batch
-from data.errors import DataError, WorkerDiedError
+from data.errors import CacheError, DataError, WorkerDiedError
 from data.processes import deaf_children, set_up_child
+from data.shipment import Shipment
 
 BATCHES_AHEAD = 2  # of each worker
 STOP_SECONDS = 5.0
@@ -95,8 +96,8 @@ class _Stream:
                         raise self._death_of(dead) from error
                     raise
                 if isinstance(batch, _Refusal):
-                    raise DataError(batch.message)
-                yield batch
+                    raise batch.error
+                yield batch.unpack()
         except Exception:
             self.stop(grace=0)  # its traceback holds torch's iterator, which would ask them first
             raise
@@ -166,9 +167,9 @@ class _Stream:
 
 @dataclass(frozen=True)
 class _Refusal:
-    """Data that cannot be used, on its way from a worker; torch would add its own traceback."""
+    """Data that cannot be used or had, on its way from a worker; torch would add a traceback."""
 
-    message: str
+    error: DataError | CacheError | WorkerDiedError
 
 
 @dataclass(frozen=True)
@@ -182,14 +183,14 @@ class _Watched(Dataset):
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, number: int) -> Batch | _Refusal:
+    def __getitem__(self, number: int) -> Shipment | _Refusal:
         worker = get_worker_info()
         assert worker is not None
         self.doing[worker.id], self.pids[worker.id] = number, os.getpid()
         try:
-            return self.source[number]
-        except DataError as error:
-            return _Refusal(str(error))
+            return Shipment.of(self.source[number])
+        except (DataError, CacheError, WorkerDiedError) as error:
+            return _Refusal(error.with_traceback(None))
 
 
 @contextmanager

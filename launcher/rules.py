@@ -151,15 +151,14 @@ def model_fits_memory(
     ]
 
 
+DATA_RULES: tuple[Rule, ...] = (packs_fit_model, data_is_there, tokenizer_fits_model_and_kinds)
 RULES: tuple[Rule, ...] = (
+    *DATA_RULES,
     mesh_fills_ranks,
     environment_fits_plan,
     step_is_dealt_out_evenly,
-    packs_fit_model,
     evaluation_has_documents,
-    data_is_there,
     tables_have_their_sizes,
-    tokenizer_fits_model_and_kinds,
     weights_fit_model,
     mapped_tables_fit_model,
     model_fits_memory,

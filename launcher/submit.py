@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from launcher.data_tools.prepare import prepared
 from launcher.environment import code_digest
 from launcher.messages import closing
 from launcher.own_packages import HOME
@@ -38,6 +39,7 @@ def submit(config: RunConfig, *, overrides: Sequence[str], flags: Sequence[str] 
     """
     command = [*command_words(sys.argv[0]), *flags, *overrides]
     try:
+        prepared(config)  # before there is a run, and before any process group
         with ExitStack() as held:
             run = open_run(config, overrides=overrides, held=held, say=_say)
             if isinstance(run, NewRun):

@@ -10,6 +10,7 @@ from trainer.exit_codes import ExitCode
 
 # name: (module with add_arguments(parser) and run(args) -> exit code, what it does)
 COMMANDS = {
+    "data": ("launcher.data_tools.command", "prepare or check the data of a run"),
     "export": ("launcher.export", "write a run's model as a folder of safetensors"),
     "generate": ("launcher.generate", "sample text from a run's newest checkpoint"),
     "plot": ("trainer.plot", "draw the loss curves of runs to a PNG"),
@@ -35,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=f"dsv41 {name}", description=COMMANDS[name][1])
     module.add_arguments(parser)
     try:
-        return module.run(parser.parse_args(rest))
+        return module.run(parser.parse_intermixed_args(rest))
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data.config import SourceConfig
 from launcher.problems import ConfigProblems, did_you_mean, one_line
-from launcher.rules import RULES
+from launcher.rules import RULES, Rule
 from launcher.run_config import RunConfig
 from launcher.schema import ABSENT, BROKEN, Report, sections, setting_names
 
@@ -19,16 +19,21 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-def validate(cfg: DictConfig, *, environ: Mapping[str, str] = os.environ) -> RunConfig:
-    """The run that `cfg` describes, with all paths absolute. ConfigProblems lists all mistakes."""
-    config, report = examine(cfg, environ=environ)
+def validate(
+    cfg: DictConfig, *, environ: Mapping[str, str] = os.environ, rules: Sequence[Rule] = RULES
+) -> RunConfig:
+    """The run that `cfg` describes, with all paths absolute. ConfigProblems lists all mistakes.
+
+    rules: those between settings that must hold; tools that do not train need fewer.
+    """
+    config, report = examine(cfg, environ=environ, rules=rules)
     if config is None:
         raise ConfigProblems(messages(report))
     return config
 
 
 def examine(
-    cfg: DictConfig, *, environ: Mapping[str, str] = os.environ
+    cfg: DictConfig, *, environ: Mapping[str, str] = os.environ, rules: Sequence[Rule] = RULES
 ) -> tuple[RunConfig | None, Report]:
     """Like `validate`, but what is wrong comes back as a Report; the config is None then.
 
@@ -43,7 +48,7 @@ def examine(
         if value is not BROKEN
     }
     given = {"environ": environ, **parts}
-    for rule in RULES:
+    for rule in rules:
         needed = inspect.signature(rule).parameters
         if all(name in given for name in needed):
             found = rule(**{name: given[name] for name in needed})

@@ -4,7 +4,8 @@ Parameters are fp32 whatever the model's type: they are what the optimiser corre
 steps are too small for the 8 bits of a bfloat16. Each use of a parameter rounds it to the type of
 the activations, but for the ones named below. FSDP with `param_dtype=bfloat16` does the same
 rounding when it gathers, and the cast here then changes nothing; so one rank and many compute the
-same. Gradients and the optimiser's state are fp32.
+same. Gradients and the optimiser's state are fp32, and so are Engram tables in memory, whose rows
+are rounded when they have been read.
 
 Also fp32 inside: the router, softmax, sinks and sums of attention, the inside of norms, mHC, the
 Engram gate, SwiGLU, the cross-entropy.

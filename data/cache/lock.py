@@ -14,6 +14,11 @@ from pathlib import Path
 POLL_SECONDS = 0.2
 
 
+def lock_file(folder: Path) -> Path:
+    """The lock of the prepared set in `folder`; beside it, since it may go and come again."""
+    return folder.with_name(f"{folder.name}.lock")
+
+
 @contextmanager
 def locked(path: Path, *, say: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock file `path`; waits for another holder, and says once for whom.

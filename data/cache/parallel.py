@@ -1,4 +1,4 @@
-"""Runs a pipeline over a source in several processes, in the source's order."""
+"""Runs something over a source in several processes, in the source's order."""
 
 from __future__ import annotations
 
@@ -8,16 +8,27 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from data.cache.pipeline import Outcome, Pipeline
 from data.errors import WorkerDiedError
 from data.processes import deaf_children, set_up_child
-from data.sources.base import Block
+from data.sources.base import Block, Source
 
 SMALL = 8 * 2**20  # bytes of a source that is read sooner than processes start
 
-_pipeline: Pipeline | None = None
+T = TypeVar("T", covariant=True)
+
+
+class Runs(Protocol[T]):
+    """What can be run over a source, block by block."""
+
+    @property
+    def source(self) -> Source: ...
+
+    def run(self, block: Block) -> T: ...
+
+
+_pipeline: Runs[Any] | None = None
 
 
 def usable_cores() -> int:
@@ -26,8 +37,8 @@ def usable_cores() -> int:
 
 
 def outcomes(
-    pipeline: Pipeline, *, position: Any, processes: int
-) -> Generator[tuple[Block, Outcome], None, None]:
+    pipeline: Runs[T], *, position: Any, processes: int
+) -> Generator[tuple[Block, T], None, None]:
     """Each block from `position` on with its outcome. At most processes + 2 blocks are held.
 
     What comes out does not depend on `processes`. WorkerDiedError when one of them is killed.
@@ -57,8 +68,8 @@ def outcomes(
 
 def _in_order(
     pool: ProcessPoolExecutor, blocks: Iterator[Block], *, ahead: int
-) -> Iterator[tuple[Block, Outcome]]:
-    pending: deque[tuple[Block, Future[Outcome]]] = deque()
+) -> Iterator[tuple[Block, Any]]:
+    pending: deque[tuple[Block, Future[Any]]] = deque()
     for block in blocks:
         with deaf_children():
             future = pool.submit(_run, block)
@@ -71,13 +82,13 @@ def _in_order(
         yield first, future.result()
 
 
-def _set_up(pipeline: Pipeline) -> None:
+def _set_up(pipeline: Runs[Any]) -> None:
     global _pipeline
     set_up_child()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core a process
     _pipeline = pipeline
 
 
-def _run(block: Block) -> Outcome:
+def _run(block: Block) -> Any:
     assert _pipeline is not None
     return _pipeline.run(block)

@@ -51,17 +51,21 @@ class Pipeline:
                 origins.append((record.file, record.place))
             elif self.on_long == "drop":
                 dropped += 1
-            elif self.on_long == "refuse":
-                findings.append(Finding(record.file, record.place, self._too_long(document)))
+            elif told := self.refusal(document):
+                findings.append(Finding(record.file, record.place, told))
             else:
                 pieces = list(_cut(document, self.max_length))
                 documents += pieces
                 origins += [(record.file, record.place)] * len(pieces)
         return Outcome(Encoded.of(documents, origins), findings, dropped)
 
-    def _too_long(self, document: Document) -> str:
+    def refusal(self, document: Document) -> str:
+        """Why a document is refused for its length; empty when it is not."""
+        size = len(document.tokens)
+        if not self.max_length or size <= self.max_length or self.on_long != "refuse":
+            return ""
         return (
-            f"{len(document.tokens):,} tokens, more than data.max_document_length="
+            f"{size:,} tokens, more than data.max_document_length="
             f"{self.max_length:,}; shorten it, raise the limit, or set data.on_long_document=drop"
         )
 

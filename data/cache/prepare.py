@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from data.cache.lock import locked
+from data.cache.durable import write_json
+from data.cache.lock import lock_file, locked
 from data.cache.parallel import outcomes, usable_cores
-from data.cache.prepared import COMPLETE, PreparedSet, origin_text
+from data.cache.prepared import COMPLETE, FAILED, PreparedSet, origin_text
 from data.cache.recipe import Recipe, read_recipe
 from data.cache.room import RoomCheck
 from data.cache.writer import SetWriter
-from data.errors import CacheError, DataError
+from data.errors import CacheError, DataError, WorkerDiedError
 from data.sources.base import Finding
 from data.sources.files import MOST_LISTED
 
@@ -61,20 +62,26 @@ def prepare(
     data: DataConfig,
     model: ModelConfig,
     *,
+    whole: bool = False,
     progress: Progress | None = None,
     say: Say = print,
 ) -> list[PreparedSource]:
     """Prepare every source of `data` that is not in the cache yet.
 
-    DataError for a source that cannot be used, naming file and line; CacheError when the cache
-    cannot be written; WorkerDiedError when a process was killed. Never call it from a rank: others
-    would wait for it in a collective.
+    Of a streaming source only the first window is waited for, unless `whole`; a process of its
+    own prepares the others. DataError for a source that cannot be used, naming file and line;
+    CacheError when the cache cannot be written; WorkerDiedError when a process was killed.
     """
-    folder = data.cache_folder
+    from data.cache.ingest import open_growing
+
+    cache, processes = data.cache_folder, data.processes or usable_cores()
     sets = []
     for recipe in recipes(data, model):
-        processes = data.processes or usable_cores()
-        sets.append(prepare_set(recipe, folder, processes=processes, progress=progress, say=say))
+        if recipe.streaming and not whole:
+            made = open_growing(recipe, cache, processes=processes, say=say)
+        else:
+            made = prepare_set(recipe, cache, processes=processes, progress=progress, say=say)
+        sets.append(made)
     if data.source != "mixture":
         return [PreparedSource("", 1.0, None, sets[0])]
     named = zip(data.mixture.items(), sets, strict=True)
@@ -88,21 +95,30 @@ def prepare_set(
     processes: int,
     progress: Progress | None = None,
     say: Say = print,
+    keep_failed: bool = False,
 ) -> PreparedSet:
-    """The set of `recipe` below `cache`: found there, finished there, or made anew."""
+    """The set of `recipe` below `cache`: found there, finished there, or made anew.
+
+    keep_failed: leave the finished windows of a source that turns out to be bad, since somebody
+    may be training on them; else nothing is left of it.
+    """
     folder = cache / recipe.folder_name
     if (folder / COMPLETE).is_file():
         return PreparedSet.open(folder)
     room = RoomCheck(folder, total=recipe.pipeline.source.size)
     with room.watched():
         cache.mkdir(parents=True, exist_ok=True)
-    with locked(cache / f"{recipe.folder_name}.lock", say=say):
+    with locked(lock_file(folder), say=say):
         if (folder / COMPLETE).is_file():  # finished while we waited
             return PreparedSet.open(folder)
+        (folder / FAILED).unlink(missing_ok=True)
         try:
             return _fill(recipe, folder, room, processes=processes, progress=progress)
-        except DataError:
-            shutil.rmtree(folder, ignore_errors=True)  # the source must change: it is of no use
+        except (DataError, CacheError, WorkerDiedError) as error:
+            if keep_failed:
+                _leave_word(folder, error)
+            elif isinstance(error, DataError):
+                shutil.rmtree(folder, ignore_errors=True)
             raise
 
 
@@ -143,6 +159,13 @@ def _fill(
         raise
     finally:
         writer.close()
+
+
+def _leave_word(folder: Path, error: Exception) -> None:
+    """Tell those who wait for the rest of the set, while the lock is still held."""
+    about = {"kind": type(error).__name__, "message": str(error)}
+    with suppress(OSError):  # the disk may be full
+        write_json(folder / FAILED, about | {"full": getattr(error, "full", False)})
 
 
 def findings_text(recipe: Recipe, findings: Sequence[Finding]) -> str:

@@ -4,6 +4,7 @@
     SET/window-00000/            2^20 documents, there by rename once whole
     SET/window-00001/ ...
     SET/complete.json            written last: the number of windows
+    SET/failed.json              why the process that was to write the rest gave up
 
 The writer is data.cache.writer; a reader needs no lock, and may open a set that still grows.
 """
@@ -19,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from data.cache.encoded import ORIGIN, SPAN
-from data.errors import DataError
+from data.cache.lock import held, lock_file
+from data.errors import CacheError, DataError, WorkerDiedError
 
 FORMAT = 1
 WINDOW_DOCUMENTS = 2**20
@@ -35,6 +37,7 @@ ARRAYS = {
     "blobs": np.dtype("u1"),
 }
 HEADER, COMPLETE, WINDOW = "set.json", "complete.json", "window.json"
+FAILED = "failed.json"
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,29 @@ class PreparedSet:
     def dropped(self) -> int:
         """Documents of a complete set that were left out because a setting says so."""
         return int(_read(self.folder / COMPLETE)["dropped"])
+
+    def require_growing(self) -> None:
+        """Raise what ended the writing of a set that is not complete.
+
+        DataError or CacheError with the writer's own message; WorkerDiedError when no process is
+        at work on it and none has said why.
+        """
+        writing = held(lock_file(self.folder))
+        if self.complete:
+            return
+        failed = self.folder / FAILED
+        if failed.is_file():
+            about = _read(failed)
+            if about["kind"] == "DataError":
+                raise DataError(about["message"])
+            if about["kind"] == "CacheError":
+                raise CacheError(about["message"], full=about["full"])
+            raise WorkerDiedError(about["message"])
+        if not writing:
+            raise WorkerDiedError(
+                f"The process that prepares {self.folder} is gone. What it finished is kept: the "
+                "same command, resumed, goes on from there."
+            )
 
     def window_folder(self, window: int) -> Path:
         """Where a window's arrays lie; derived arrays may be kept there too."""

@@ -20,12 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A source, looked at, and what is made of it. name: what its settings are called."""
+    """A source, looked at, and what is made of it.
+
+    name: what its settings are called. streaming: training may begin with its first window.
+    """
 
     name: str
     source: str
     pipeline: Pipeline
     window_documents: int
+    streaming: bool
 
     @property
     def fingerprint(self) -> str:
@@ -68,7 +72,7 @@ def read_recipe(
     kind = open_kind(config, Encoder.for_model(model, tokenizer=tokenizer), model.vision)
     source = open_source(config, name=name, columns=kind.columns, optional=kind.optional)
     pipeline = Pipeline(source, kind, config.max_document_length, config.on_long_document)
-    return Recipe(name, config.source, pipeline, window_documents)
+    return Recipe(name, config.source, pipeline, window_documents, config.streaming)
 
 
 def _sha256(value: Any) -> str:

@@ -71,10 +71,14 @@ class Source(Protocol):
     def blocks(self, position: Any = None) -> Iterator[Block]:
         """The source from its start, or from where a Block said that it goes on.
 
-        DataError for what stops the reading of the whole, such as a file that is gone.
+        BrokenFileError for a file that cannot be read on; other DataErrors stop the whole.
         """
         ...
 
     def read(self, block: Block) -> Iterator[Record | Finding]:
         """The records of a block."""
+        ...
+
+    def behind(self, file: int) -> Any:
+        """The position behind a file, from which to go on when it is broken."""
         ...

@@ -5,12 +5,13 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.errors import DataError
+from data.errors import BrokenFileError, DataError
 
 SAMPLES, SAMPLE_BYTES = 16, 2**16
 MOST_LISTED = 10
@@ -91,8 +92,19 @@ def require_unchanged(mark: FileMark) -> None:
         raise unreadable(mark.path, error) from error
     if (found.st_size, found.st_mtime_ns) != (mark.size, mark.mtime_ns):
         raise DataError(
-            f"{mark.path} changed while it was read; wait until it is written, and start again"
+            f"{mark.path}: changed while it was read; wait until it is written, and start again"
         )
+
+
+@contextmanager
+def blamed_on(file: int, path: str) -> Iterator[None]:
+    """What goes wrong with reading a file as BrokenFileError."""
+    try:
+        yield
+    except OSError as error:
+        raise BrokenFileError(str(unreadable(path, error)), file=file) from error
+    except DataError as error:
+        raise BrokenFileError(str(error), file=file) from error
 
 
 def unreadable(path: str | Path, error: OSError) -> DataError:

@@ -64,6 +64,9 @@ class HfSource:
             data = data.with_format("arrow")
             yield from self._streamed(data, row) if self.streaming else self._whole(data, row)
 
+    def behind(self, file: int) -> Any:
+        raise AssertionError("its files are not read one by one")
+
     def read(self, block: Block) -> Iterator[Record | Finding]:
         first, table = block.payload
         return records(table, 0, first)

@@ -9,7 +9,7 @@ from typing import Any
 
 from data.errors import DataError
 from data.sources.base import BLOCK_BYTES, BLOCK_RECORDS, Block, Finding, Record
-from data.sources.files import FileMark, identity, require_unchanged, stamp, unreadable
+from data.sources.files import FileMark, blamed_on, identity, require_unchanged, stamp
 from data.sources.streams import chunks
 
 LONGEST_LINE = 2**30
@@ -54,10 +54,13 @@ class JsonlSource:
             else:
                 yield Record(value, number, line)
 
+    def behind(self, file: int) -> Any:
+        return [file + 1, 0, 0]
+
     def _file(self, number: int, skip: int, line: int, before: int) -> Iterator[Block]:
         """Blocks of whole lines, without their last line feed."""
         mark = self.marks[number]
-        try:
+        with blamed_on(number, mark.path):
             with open(mark.path, "rb") as file:
                 at = skip
                 for raw in self._pieces(_behind(chunks(file, mark.path), skip), mark.path):
@@ -65,9 +68,7 @@ class JsonlSource:
                     line += raw.count(b"\n") + (not raw.endswith(b"\n"))
                     payload = (number, first, raw.removesuffix(b"\n"))
                     yield Block(payload, [number, at, line], before + file.tell())
-        except OSError as error:
-            raise unreadable(mark.path, error) from error
-        require_unchanged(mark)
+            require_unchanged(mark)
 
     def _pieces(self, stream: Iterator[bytes], path: str) -> Iterator[bytes]:
         """The stream in pieces of whole lines, at most block_records of them."""

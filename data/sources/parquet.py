@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from data.errors import DataError
 from data.sources.base import BLOCK_BYTES, BLOCK_RECORDS, Block, Finding, Record
-from data.sources.files import FileMark, identity, listed, require_unchanged, stamp, unreadable
+from data.sources.files import FileMark, blamed_on, identity, listed, require_unchanged, stamp
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,17 +65,9 @@ class ParquetSource:
         before = sum(mark.size for mark in self.marks[:first])
         for number in range(first, len(self.marks)):
             mark = self.marks[number]
-            try:
+            with blamed_on(number, mark.path):
                 yield from self._file(number, group, skip, row, before)
-            except (OSError, ValueError) as error:
-                if isinstance(error, DataError):
-                    raise
-                if isinstance(error, OSError) and error.strerror:
-                    raise unreadable(mark.path, error) from error
-                raise DataError(
-                    f"{mark.path}: damaged ({_short(error)}); write or copy the file again"
-                ) from error
-            require_unchanged(mark)
+                require_unchanged(mark)
             before += mark.size
             group = skip = row = 0
 
@@ -82,11 +75,17 @@ class ParquetSource:
         number, first, batch = block.payload
         return records(batch, number, first)
 
+    def behind(self, file: int) -> Any:
+        return [file + 1, 0, 0, 0]
+
     def _file(self, number: int, group: int, skip: int, row: int, before: int) -> Iterator[Block]:
         import pyarrow.parquet as pq
 
         mark = self.marks[number]
-        with pq.ParquetFile(mark.path, memory_map=True, page_checksum_verification=True) as file:
+        with (
+            _damage_told(mark.path),
+            pq.ParquetFile(mark.path, memory_map=True, page_checksum_verification=True) as file,
+        ):
             present = file.schema_arrow.names
             columns = [c for c in (*self.columns, *self.optional) if c in present]
             groups = file.num_row_groups
@@ -104,6 +103,19 @@ class ParquetSource:
                     done = before + mark.size * (this * rows + taken) // (groups * rows)
                     yield Block((number, first, batch), [number, this, taken, row], done)
                 skip = 0
+
+
+@contextmanager
+def _damage_told(path: str) -> Iterator[None]:
+    """Arrow's errors as DataError; those of the system have a number."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
+        raise DataError(
+            f"{path}: damaged ({_short(error)}); write or copy the file again"
+        ) from error
 
 
 def records(rows: pa.RecordBatch | pa.Table, file: int, first: int) -> Iterator[Record | Finding]:

@@ -46,27 +46,30 @@ class TextSource:
                 yield Block((first, end), end, done)
                 first, size = end, 0
 
+    def behind(self, file: int) -> Any:
+        return file + 1
+
     def read(self, block: Block) -> Iterator[Record | Finding]:
         for number in range(*block.payload):
-            found = _text(self.marks[number])
-            if isinstance(found, str):
-                yield Record({self.field: found}, number, 0)
-            else:
-                yield Finding(number, found[0], found[1])
+            mark = self.marks[number]
+            try:
+                raw = _contents(mark)
+            except DataError as error:
+                yield Finding(number, 0, str(error).removeprefix(f"{mark.path}: "))
+                continue
+            try:
+                yield Record({self.field: raw.decode("utf-8-sig")}, number, 0)
+            except UnicodeDecodeError as error:
+                line = raw.count(b"\n", 0, error.start) + 1
+                problem = f"not UTF-8 ({error.reason}); convert the file to UTF-8"
+                yield Finding(number, line, problem)
 
 
-def _text(mark: FileMark) -> str | tuple[int, str]:
-    """The file's text, or (line, what is wrong)."""
+def _contents(mark: FileMark) -> bytes:
     try:
         with open(mark.path, "rb") as file:
             raw = b"".join(chunks(file, mark.path))
     except OSError as error:
         raise unreadable(mark.path, error) from error
-    except DataError as error:
-        return 0, str(error).removeprefix(f"{mark.path}: ")
     require_unchanged(mark)
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        return line, f"not UTF-8 ({error.reason}); convert the file to UTF-8"
+    return raw

@@ -55,6 +55,10 @@ class MappedStore:
                 return window.result()
         return self._read_window(rows)
 
+    def read_rows(self, index: int, ids: np.ndarray) -> Tensor:
+        """Rows `ids` (int64, ascending) of the index-th Engram layer's table: [n, head_dim]."""
+        return self._read(self._tables[index], ids)
+
     def fingerprint(self) -> dict[str, Any]:
         tables = [table.fingerprint() for table in self._tables]
         return {"store": "mapped", "source": self._path, "tables": tables}

@@ -57,6 +57,7 @@ class DeepseekV41ForCausalLM(PreTrainedModel, GenerationMixin):
         self.architecture = config.architecture()
         self.model = DeepseekV41(self.architecture)
         self.store = store
+        self.tokenizer: Any = None
         self.token_map: np.ndarray | None = None
         if self.generation_config is not None:
             self.generation_config.use_cache = False  # every step reads the whole sequence
@@ -99,7 +100,13 @@ class DeepseekV41ForCausalLM(PreTrainedModel, GenerationMixin):
                 f"this tokenizer compresses to {found:,} ids, the model's to {wanted:,}: every "
                 "Engram row would be another one; use the model's own tokenizer"
             )
-        self.token_map = token_map
+        self.tokenizer, self.token_map = tokenizer, token_map
+
+    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:  # type: ignore[override]
+        """Write a plain folder in the released layout, which `from_pretrained` opens."""
+        from model.hf.pretrained import save_pretrained
+
+        save_pretrained(self, Path(save_directory))
 
     # What users of such models ask for
 

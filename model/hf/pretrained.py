@@ -1,19 +1,27 @@
-"""A model from a folder in the released layout."""
+"""A model from a folder in the released layout, and back into one."""
 
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 
 from model.config import EngramStoreConfig
 from model.engram.mapped import MappedStore
+from model.engram.store import LocalStore, RowStore
 from model.hf.configuration import DeepseekV41Config
+from model.names import table_name
 from model.released.audit import audit, unread_by
+from model.released.documents import config_text
 from model.released.errors import WeightsError
+from model.released.export import Rows, Table, plan_export, write_export
 from model.released.files import open_folder
 from model.released.load import load, targets_of, wanted_shapes
 
@@ -23,6 +31,7 @@ if TYPE_CHECKING:
     from model.hf.modeling import DeepseekV41ForCausalLM
 
 TOKENIZER = "tokenizer.json"
+SHARD_BYTES = 5 * 10**9
 
 
 def load_pretrained(
@@ -61,6 +70,53 @@ def load_pretrained(
         source = EngramStoreConfig(store="mapped", path=str(folder.path))
         model.store = MappedStore(replace(architecture, engram=source), token_map=model.token_map)
     return model.eval()
+
+
+def save_pretrained(model: DeepseekV41ForCausalLM, folder: Path) -> None:
+    """Write config.json, the tokenizer and unquantised weights, tables included, in the model's
+    dtype, so that `load_pretrained` gives an equal model. Files of these names are replaced."""
+    config = model.architecture
+    dtype: Literal["float32", "bfloat16"] = config.dtype
+    tensors = _Held(model.model)
+    tables = {}
+    if model.store is not None:
+        tables = {
+            table_name(layer): Table((rows, config.engram_head_dim), _rows_of(model.store, n), None)
+            for n, (layer, rows) in enumerate(
+                zip(model.store.layers, model.store.rows, strict=True)
+            )
+        }
+    plan = plan_export(
+        tensors.shapes, tables, format=dtype, source=None, draft=False, largest=SHARD_BYTES
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as name:
+        made = Path(name)
+        write_export(plan, tensors, tables, to=made, progress=lambda done, total: None)
+        text = config_text(config, source=None, dtype=dtype, quantised=False, draft=False)
+        (made / "config.json").write_text(text, encoding="utf-8")
+        if model.tokenizer is not None:
+            model.tokenizer.save_pretrained(made)
+        for file in made.iterdir():
+            os.replace(file, folder / file.name)
+
+
+class _Held:
+    """A model's tensors, as an export wants to see them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._tensors = {target.name: target.tensor for target in targets_of(model)}
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+
+    def load(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+
+def _rows_of(store: RowStore, index: int) -> Rows:
+    if isinstance(store, LocalStore):
+        return lambda low, high: store.weight[index][low:high]
+    assert isinstance(store, MappedStore)
+    return lambda low, high: store.read_rows(index, np.arange(low, high))
 
 
 def _tokenizer(folder: Path) -> PreTrainedTokenizerFast | None:

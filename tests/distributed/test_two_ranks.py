@@ -26,6 +26,7 @@ from trainer.config import (
     LoggingConfig,
     OptimConfig,
     ParallelConfig,
+    RouterConfig,
     TrainConfig,
     TrainerConfig,
 )
@@ -38,7 +39,12 @@ STEPS = 10
 # Relative errors. An Engram gate near zero has the slope of a square root, up to 500, and magnifies
 # the last bits of what flows through it. So the gradient's norm is compared while the two runs
 # still agree to the last bits, the losses to the end.
-LIMITS = {"loss": (1e-4, STEPS), "eval_loss": (1e-4, STEPS), "grad_norm": (1e-4, 6)}
+LIMITS = {
+    "loss": (1e-4, STEPS),
+    "balance_loss": (1e-4, STEPS),
+    "eval_loss": (1e-4, STEPS),
+    "grad_norm": (1e-4, 6),
+}
 
 
 def tiny(folder: Path) -> TrainerConfig:
@@ -79,6 +85,7 @@ def tiny(folder: Path) -> TrainerConfig:
         eval=EvalConfig(every=5, packs=3),
         checkpoint=CheckpointConfig(every=0),
         logging=LoggingConfig(),
+        router=RouterConfig(balance_loss_weight=0.1),  # large enough for its gradient to count
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from data.cache.encoded import Encoded
+from data.cache.lock import lock_file, locked
 from data.cache.prepared import PreparedSet
 from data.cache.writer import SetWriter
 from data.config import DataConfig
@@ -194,3 +195,10 @@ def make_packs(tmp_path_factory, write_set, hasher):
         return PackedSet(tuple(found), pack_length, 2, seed, held_out, hasher, vision)
 
     return make
+
+
+@pytest.fixture
+def writing(tmp_path):
+    """Holds the lock of the set in tmp_path/set, as the process that writes it would."""
+    with locked(lock_file(tmp_path / "set"), say=print):
+        yield

@@ -268,7 +268,7 @@ def test_a_killed_worker_is_named_with_its_window_within_seconds(packs):
 
 
 def test_a_worker_killed_while_we_wait_for_it_is_noticed(
-    make_packs, tmp_path, write_set, random_documents
+    make_packs, tmp_path, write_set, random_documents, writing
 ):
     """It waits for a window that never comes, and so do we."""
     growing = write_set(

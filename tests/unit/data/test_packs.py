@@ -122,7 +122,7 @@ def test_the_next_window_is_planned_ahead(make_packs, random_documents):
 
 
 def test_a_streaming_source_is_used_from_its_first_window_on(
-    make_packs, random_documents, tmp_path, capsys, monkeypatch
+    make_packs, random_documents, tmp_path, capsys, monkeypatch, writing
 ):
     monkeypatch.setattr("data.packs.POLL_SECONDS", 0.01)
     monkeypatch.setattr("data.packs.SILENT_SECONDS", 0.05)

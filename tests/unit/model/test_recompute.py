@@ -17,6 +17,7 @@ from model.recompute import as_before, run_twice
 MODES = ["full", "selective"]
 SHAPES = {
     "ratios 2 and 1": {},
+    "bfloat16": {"dtype": "bfloat16"},
     "ratios 2 and 3": {
         "num_hidden_layers": 4,
         "compress_ratios": (2, 3, 3, 0),

@@ -116,7 +116,7 @@ def test_a_file_that_changes_or_vanishes_is_named(opened, walked, write_jsonl):
     path = write_jsonl({"text": "x"})
     source = opened_file(opened, path)
     path.write_text('{"text": "longer"}\n')
-    with pytest.raises(DataError, match=r"corpus\.jsonl changed while it was read"):
+    with pytest.raises(DataError, match=r"corpus\.jsonl: changed while it was read"):
         walked(source)
     path.unlink()
     with pytest.raises(DataError, match=r"corpus\.jsonl: cannot be read \(No such file"):

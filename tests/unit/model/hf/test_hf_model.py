@@ -130,6 +130,19 @@ def test_a_new_model_is_a_function_of_its_seed_and_asks_for_its_tokenizer(opened
     assert torch.equal(one(ids).logits, same(ids).logits)
 
 
+@pytest.mark.parametrize("from_scratch", [False, True])
+def test_a_saved_model_opens_as_the_same(opened, tmp_path, from_scratch):
+    model = opened
+    if from_scratch:
+        model = DeepseekV41ForCausalLM.from_config(opened.config, seed=5)
+        model.use_tokenizer(opened.tokenizer)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids = prompt([0, 7, 8, 9, 10, 11])
+    assert torch.equal(again(ids).logits, model(ids).logits)
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_a_folder_with_a_missing_tensor_is_refused_by_name(tmp_path):
     from safetensors.torch import save_file
 

@@ -131,3 +131,31 @@ def test_the_router_gives_it_when_asked_and_its_bias_gets_no_gradient(
     assert routing.balance.item() == pytest.approx(wanted.item(), rel=1e-5)
     (by_weight,) = torch.autograd.grad(routing.balance, own.weight)
     assert by_weight.any()
+
+
+def test_a_document_has_the_same_loss_alone_and_packed(
+    make_config: Callable, make_rig: Callable
+) -> None:
+    """Through the whole model: value and gradients add up over documents, however they lie."""
+    rig = make_rig(make_config(), steady=True)
+    documents = [list(range(9, 9 + n)) for n in (13, 6, 1, 22)]
+
+    def run(*rows: list[list[int]]) -> tuple[Tensor, dict[str, Tensor]]:
+        rig.model.zero_grad(set_to_none=True)
+        packed = rig.pack(list(rows))
+        window = rig.store.open_window([packed.rows])
+        out = rig.model(packed.inputs, engram=window.rows(0), labels=packed.labels, balance=True)
+        out.balance_loss.backward()
+        named = rig.model.named_parameters()
+        return out.balance_loss.detach(), {n: p.grad for n, p in named if p.grad is not None}
+
+    alone = [run([document]) for document in documents]
+    value = torch.stack([loss for loss, _ in alone]).sum()
+    for rows in ([documents], [documents[:2], documents[2:]], [[d] for d in documents]):
+        packed, grads = run(*rows)
+        torch.testing.assert_close(packed, value, rtol=1e-5, atol=0)
+        assert grads.keys() == alone[0][1].keys()
+        for name, grad in grads.items():
+            wanted = torch.stack([found[name] for _, found in alone]).sum(0)
+            assert (grad - wanted).norm() <= 1e-4 * wanted.norm(), name
+    assert "layers.3.ffn.gate.weight" in grads and "head.weight" not in grads
