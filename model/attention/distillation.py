@@ -74,11 +74,10 @@ class _Divergence(torch.autograd.Function):
         grad_keys = torch.zeros_like(keys, dtype=torch.float32)
         for low, high in _tiles(q, selected, ctx.workspace_bytes):
             near = _gathered(keys, selected[low:high])
-            products = torch.bmm(q[low:high], near.mT).float()
-            by = by_score[low:high, None] * grad
-            grad_weights[low:high] = (products.relu() * by).sum(-1)
-            by = weights[low:high, :, None].float() * by
-            by_product = by.masked_fill_(products <= 0, 0.0)
+            products = torch.bmm(q[low:high], near.mT).float().relu_()
+            by = by_score[low:high] * grad
+            grad_weights[low:high] = torch.bmm(products, by[:, :, None])[:, :, 0]
+            by_product = products.sign_().mul_(weights[low:high, :, None]).mul_(by[:, None])
             grad_q[low:high] = torch.bmm(by_product, near.float())
             by_near = torch.bmm(by_product.mT, q[low:high].float())
             # Absent entries point at row 0 with an exact zero.
