@@ -14,6 +14,7 @@ from trainer.exit_codes import ExitCode
 # name: (module with run(RunConfig) -> exit code, what it does)
 ACTIONS = {
     "prepare": ("launcher.data_tools.prepare", "tokenise into the cache, ahead of training"),
+    "inspect": ("launcher.data_tools.inspect", "lengths, packing, labels, Engram rows, some packs"),
     "check": ("launcher.data_tools.check", "list every document that cannot be used; code 65"),
 }
 

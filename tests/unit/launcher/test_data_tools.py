@@ -142,3 +142,21 @@ def test_progress_lines_come_now_and_then(capsys, monkeypatch) -> None:
     assert capsys.readouterr().err.splitlines() == [
         *["preparing data: 50 %", "preparing data: 2 MB"]
     ]
+
+
+def test_inspect_shows_figures_a_picture_and_packs(data, write, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    write({"text": "the cat sat"}, {"text": "on the mat " * 40})
+    code, out, _ = data("inspect", "data.pack_length=64", "data.holdout=0")
+    assert code == ExitCode.DONE
+    said = " ".join(out.split())
+    assert "documents 2 tokens " in said
+    assert "documents by length in tokens" in said
+    assert "of the tokens are learnt" in said
+    assert "for training, 0 held out" in said
+    assert "tokens of the first steps look up" in said
+    assert f"{tmp_path / 'corpus.jsonl'}:2, from its token" in out
+    assert "⟩" in out
+    assert (tmp_path / "tiny-documents.png").read_bytes().startswith(b"\x89PNG")
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
