@@ -63,28 +63,6 @@ def table_name(layer: int) -> str:
     return f"layers.{layer}.engram.embed.weight"
 
 
-@torch.no_grad()
-def load_released(model: DeepseekV41, store: LocalStore, tensors: dict[str, Tensor]) -> None:
-    """Copy unquantised released tensors into the model and its tables.
-
-    ValueError lists every missing or surplus name and every wrong shape; nothing is copied then.
-    """
-    slots = dict(_slots(model))
-    slots |= {table_name(n): w for n, w in zip(store.layers, store.weight, strict=True)}
-    faults = [f"{n} is missing" for n in sorted(slots.keys() - tensors.keys())]
-    surplus = sorted(tensors.keys() - slots.keys())
-    faults += [f"{n} belongs to no part of this model" for n in surplus]
-    for name in sorted(slots.keys() & tensors.keys()):
-        if slots[name].shape != tensors[name].shape:
-            faults.append(
-                f"{name} has shape {list(tensors[name].shape)}, not {list(slots[name].shape)}"
-            )
-    if faults:
-        raise ValueError("these weights do not fit the model:\n  " + "\n  ".join(faults))
-    for name, slot in slots.items():
-        slot.copy_(tensors[name])
-
-
 def released_gradients(model: DeepseekV41, store: LocalStore, window: Window) -> dict[str, Tensor]:
     """Gradients by released name, tables dense; parameters without a gradient are left out."""
     out = {}
@@ -97,8 +75,3 @@ def released_gradients(model: DeepseekV41, store: LocalStore, window: Window) ->
         dense = torch.zeros_like(weight, dtype=torch.float32)
         out[table_name(n)] = dense.index_copy_(0, ids, grad)
     return out
-
-
-def _slots(model: DeepseekV41) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        yield from released_slots(name, tensor)

@@ -9,11 +9,9 @@ from torch import Tensor, nn
 from data.errors import DataError
 from model.config import ModelConfig
 from model.engram.store import LocalStore, RowStore
-from model.names import table_name
-from model.released.audit import audit, unread_by
+from model.released.audit import unread_by
 from model.released.errors import WeightsError
-from model.released.files import open_folder
-from model.released.load import Progress, Target, load, wanted_shapes
+from model.released.load import Progress, Target, load_folder, tables_of
 from trainer.ranks import Ranks, is_sharded
 
 
@@ -37,18 +35,9 @@ def load_weights(
 def _load(config: ModelConfig, model: nn.Module, store: RowStore, *, progress: Progress) -> None:
     named = [*model.named_parameters(), *model.named_buffers()]
     targets = [_target(name, tensor.detach()) for name, tensor in named]
-    tables = isinstance(store, LocalStore)
-    if isinstance(store, LocalStore):
-        weights = zip(store.layers, store.weight, strict=True)
-        targets += [Target.whole(table_name(layer), weight) for layer, weight in weights]
-    folder = open_folder(Path(config.weights))
-    try:
-        unread = unread_by(config, tables=tables)
-        if found := audit(folder, wanted_shapes(targets), unread=unread):
-            raise WeightsError(folder.path, found)
-        load(folder, targets, progress=progress)
-    finally:
-        folder.close()
+    tables = tables_of(store) if isinstance(store, LocalStore) else []
+    unread = unread_by(config, tables=isinstance(store, LocalStore))
+    load_folder(Path(config.weights), targets + tables, unread=unread, progress=progress)
 
 
 def _target(name: str, tensor: Tensor) -> Target:

@@ -17,7 +17,9 @@ from model.engram.hashing import HashGeometry, hash_rows
 from model.engram.store import LocalStore
 from model.engram.token_map import check_compressed_size, compress
 from model.loss import IGNORED
-from model.names import load_released, released_gradients
+from model.names import released_gradients
+from model.released.errors import WeightsError
+from model.released.load import load_folder, tables_of, targets_of
 from model.transformer import DeepseekV41
 
 
@@ -47,8 +49,8 @@ def run(case: Case, *, impose: Tensors | None = None) -> Run:
         raise CaseError(f"{case.folder}: dtype {dtype} in case.json, {config.dtype} in config.json")
     documents = place(case.tensors("inputs.safetensors"), config)
     rows = engram_rows(case, documents, config)
-    model, store = DeepseekV41(config), LocalStore(config, seed=0)
-    _load(model, store, case.tensors("model.safetensors"))
+    model, store = DeepseekV41(config), LocalStore(config, seed=None)
+    _load(case, model, store)
 
     window = store.open_window([rows])
     with imposing(model, impose, documents.inputs) as selections:
@@ -104,8 +106,9 @@ def _config(case: Case) -> ModelConfig:
         raise CaseError(f"{case.folder / 'config.json'}: {error}") from None
 
 
-def _load(model: DeepseekV41, store: LocalStore, weights: Tensors) -> None:
+def _load(case: Case, model: DeepseekV41, store: LocalStore) -> None:
+    targets = [*targets_of(model), *tables_of(store)]
     try:
-        load_released(model, store, weights)
-    except ValueError as error:
-        raise CaseError(f"{weights.path}: {error}") from None
+        load_folder(case.folder, targets, unread=lambda name: False)
+    except WeightsError as error:
+        raise CaseError(str(error)) from None

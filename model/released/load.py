@@ -9,14 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from model.names import Part, released_parts
+from model.engram.store import LocalStore
+from model.names import Part, released_parts, table_name
+from model.released.audit import audit
 from model.released.decode import decode_rows, slices
 from model.released.errors import WeightsError
-from model.released.files import WeightsFolder
+from model.released.files import WeightsFolder, open_folder
 from model.released.layout import Shape
 
 Progress = Callable[[int, int], None]  # values done, values in all
@@ -55,11 +58,37 @@ def targets_of(model: nn.Module) -> list[Target]:
     return [Target.whole(name, tensor.detach()) for name, tensor in tensors]
 
 
+def tables_of(store: LocalStore) -> list[Target]:
+    """The tables that a store holds in memory."""
+    tables = zip(store.layers, store.weight, strict=True)
+    return [Target.whole(table_name(layer), weight) for layer, weight in tables]
+
+
 def wanted_shapes(targets: Sequence[Target]) -> dict[str, Shape]:
     """Decoded shape by released name of all that the targets are made of, held here or not."""
     return {
         part.name: (part.rows, *shape[1:]) for target in targets for part, shape in _parts(target)
     }
+
+
+def load_folder(
+    path: Path,
+    targets: Sequence[Target],
+    *,
+    unread: Callable[[str], bool],
+    progress: Progress = lambda done, total: None,
+) -> None:
+    """Fill the targets from the folder `path`, which must hold them and, `unread` aside, no more.
+
+    WeightsError lists everything that is wrong with it; see `audit` and `load`.
+    """
+    folder = open_folder(path)
+    try:
+        if found := audit(folder, wanted_shapes(targets), unread=unread):
+            raise WeightsError(folder.path, found)
+        load(folder, targets, progress=progress)
+    finally:
+        folder.close()
 
 
 @torch.no_grad()

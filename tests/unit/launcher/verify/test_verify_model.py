@@ -78,6 +78,13 @@ def test_one_changed_weight_fails(verify: Verify, spoilt: Spoilt, case: str) -> 
 
 def test_weights_that_are_not_finite_fail(verify: Verify, spoilt: Spoilt) -> None:
     change = scale("layers.2.attn.wq_a.weight", torch.nan)
+    code, lines = verify(spoilt("tiny_text", "model.safetensors", change))
+    assert code == 65
+    assert "layers.2.attn.wq_a.weight in model.safetensors holds 2,048 values" in lines[-1]
+
+
+def test_logits_that_are_not_finite_fail(verify: Verify, spoilt: Spoilt) -> None:
+    change = scale("norm.weight", 2e38)
     code, (line,) = verify(spoilt("tiny_text", "model.safetensors", change))
     assert code == 1
     assert "logits nan" in line
@@ -245,7 +252,7 @@ def test_files_that_do_not_belong_together(
 ) -> None:
     code, (line,) = verify(spoilt("tiny_packed", file, change))
     assert code == 65
-    assert f"{file}: " in line or f"{file} holds" in line
+    assert f"{file} holds" in line or "tiny_packed cannot be used:" in line
     assert message in line
 
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from model.config import ModelConfig
 from model.engram.store import LocalStore
 from model.names import table_name
 from model.released.audit import audit, unread_by
@@ -20,7 +21,7 @@ from model.released.encode import Tally
 from model.released.export import Format, Table, plan_export, write_export
 from model.released.files import WeightsFolder, open_folder
 from model.released.layout import Shape, released_form
-from model.released.load import Target, load, targets_of
+from model.released.load import load_folder, tables_of, targets_of
 from model.transformer import DeepseekV41
 
 EXPERT = "layers.2.ffn.experts.3.w1.weight"
@@ -53,12 +54,9 @@ def model(pristine) -> InMemory:
     return started(pristine.path, pristine.config)
 
 
-def started(path: Path, config) -> InMemory:
-    store = LocalStore(config, seed=None)
-    targets = targets_of(DeepseekV41(config))
-    tables = zip(store.layers, store.weight, strict=True)
-    targets += [Target.whole(table_name(layer), weight) for layer, weight in tables]
-    load(open_folder(path), targets, progress=silent)
+def started(path: Path, config: ModelConfig) -> InMemory:
+    targets = [*targets_of(DeepseekV41(config)), *tables_of(LocalStore(config, seed=None))]
+    load_folder(path, targets, unread=unread_by(config, tables=True))
     return InMemory({t.name: t.tensor for t in targets})
 
 
