@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from data.cache.prepare import prepare
+from data.cache.prepare import PreparedSource, prepare
 from data.config import DataConfig
 from data.engram import RowHasher
 from data.kinds.opening import kind_problems
@@ -63,15 +64,23 @@ def encoding_problems(data: DataConfig, model: ModelConfig) -> list[str]:
     return found
 
 
-def load_corpus(data: DataConfig, model: ModelConfig, *, seed: int) -> Corpus:
-    """The documents of `data`, prepared if they are not yet, as packs for `model`.
+def load_corpus(
+    data: DataConfig,
+    model: ModelConfig,
+    *,
+    seed: int,
+    made: Sequence[PreparedSource] | None = None,
+) -> Corpus:
+    """The documents of `data` as packs for `model`. Packs are planned when they are asked for.
 
-    Packs are planned when they are asked for. ValueError lists every fault of the configuration;
-    DataError names the file and line of bad data.
+    made: the sources of `data`, as `prepare` made them; None prepares them now, which no process
+    does that others wait for. ValueError lists every fault of the configuration; DataError names
+    the file and line of bad data.
     """
-    if found := data_problems(data, model):
-        raise ValueError("\n".join(found))
-    made = prepare(data, model, say=lambda text: None)
+    if made is None:
+        if found := data_problems(data, model):
+            raise ValueError("\n".join(found))
+        made = prepare(data, model, say=lambda text: None)
     sources = []
     for (name, config), prepared in zip(data.named_sources(), made, strict=True):
         settings = PlanSettings(

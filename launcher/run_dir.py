@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from data.cache.prepare import PreparedSource
 from launcher import freeze
 from launcher.environment import describe
 from launcher.own_packages import HOME, NAMES
@@ -106,6 +107,23 @@ class Attempt:
 
     def log(self, rank: int) -> Path:
         return self.path / f"rank-{rank:05d}.log"
+
+    @property
+    def data_file(self) -> Path:
+        """Where the prepared data of this attempt lies."""
+        return self.path / "data.json"
+
+    def write_sources(self, sources: Sequence[PreparedSource]) -> None:
+        """Say what the ranks are to train on; they prepare nothing themselves."""
+        text = json.dumps([source.to_dict() for source in sources], indent=1)
+        self.data_file.write_text(text + "\n", "utf-8")
+
+    def sources(self) -> list[PreparedSource] | None:
+        """What write_sources said; None if it said nothing."""
+        if not self.data_file.is_file():
+            return None
+        given = json.loads(self.data_file.read_text("utf-8"))
+        return [PreparedSource.from_dict(source) for source in given]
 
     def outcome_file(self, rank: int) -> Path:
         return self.path / f"outcome-{rank:05d}.json"

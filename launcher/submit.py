@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from data.cache.prepare import PreparedSource
 from launcher.data_tools.prepare import prepared
 from launcher.environment import code_digest
 from launcher.messages import closing
@@ -39,21 +40,26 @@ def submit(config: RunConfig, *, overrides: Sequence[str], flags: Sequence[str] 
     """
     command = [*command_words(sys.argv[0]), *flags, *overrides]
     try:
-        prepared(config)  # before there is a run, and before any process group
+        sources = prepared(config)  # before there is a run, and before any process group
         with ExitStack() as held:
             run = open_run(config, overrides=overrides, held=held, say=_say)
             if isinstance(run, NewRun):
-                return _attempt(run.folder, run.config, command, new=run)
-            return _attempt(run, continued(run, config), command)
+                return _attempt(run.folder, run.config, sources, command, new=run)
+            return _attempt(run, continued(run, config), sources, command)
     except Stop as stop:
         print(f"dsv41-train: {stop.message}", file=sys.stderr, flush=True)
         return Outcome(code=stop.code, reason="not started", step=0, message=stop.message)
 
 
 def _attempt(
-    folder: RunFolder, config: RunConfig, command: Sequence[str], *, new: NewRun | None = None
+    folder: RunFolder,
+    config: RunConfig,
+    sources: Sequence[PreparedSource],
+    command: Sequence[str],
+    *,
+    new: NewRun | None = None,
 ) -> Outcome:
-    attempt = _begin(folder, config)
+    attempt = _begin(folder, config, sources)
     outcome = run_here(config, folder, attempt)
     if new is not None and outcome.code in COULD_NOT_BEGIN and folder.is_bare():
         new.discard()
@@ -67,11 +73,12 @@ def _attempt(
     return outcome
 
 
-def _begin(folder: RunFolder, config: RunConfig) -> Attempt:
+def _begin(folder: RunFolder, config: RunConfig, sources: Sequence[PreparedSource]) -> Attempt:
     """A new attempt, and this process ready to run it."""
     here = code_digest(HOME)
     try:
         attempt = folder.new_attempt()
+        attempt.write_sources(sources)
         attempt.event(
             "start",
             backend=config.launcher.kind,

@@ -89,6 +89,7 @@ def _train(config: RunConfig, folder: RunFolder, attempt: Attempt) -> Outcome:
         ranks=Ranks.from_process_group(),
         resume=attempt.number > 1,
         say=_say,
+        sources=attempt.sources(),
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import torch
 
 from data.batch import Batch
+from data.cache.prepare import PreparedSource
 from data.loader import batches
 from model.engram.mapped import MappedStore
 from model.engram.store import RowStore
@@ -30,10 +31,18 @@ NOTICE = "\nStopping after this step, with a checkpoint. Once more to leave at o
 
 
 def train(
-    config: TrainerConfig, *, run_dir: Path, attempt: int, ranks: Ranks, resume: bool, say: Say
+    config: TrainerConfig,
+    *,
+    run_dir: Path,
+    attempt: int,
+    ranks: Ranks,
+    resume: bool,
+    say: Say,
+    sources: Sequence[PreparedSource] | None = None,
 ) -> Outcome:
     """Train until config.train.steps steps are done or a signal comes; all ranks call this.
 
+    sources: the data, prepared; None prepares it now, which only a single rank may do.
     Writes metrics.jsonl and checkpoints/ below run_dir, which exists. attempt numbers the
     processes that have worked on this run. resume: continue after the newest whole checkpoint, or
     from the start when there is none; without it there must be none. Ctrl-C and SIGTERM end it
@@ -44,7 +53,13 @@ def train(
         torch.set_num_threads(config.train.threads)
     try:
         run = open_run(
-            config, run_dir=run_dir, attempt=attempt, ranks=ranks, resume=resume, say=say
+            config,
+            run_dir=run_dir,
+            attempt=attempt,
+            ranks=ranks,
+            resume=resume,
+            say=say,
+            sources=sources,
         )
     except KeyboardInterrupt:
         return Outcome(ExitCode.INTERRUPTED, "interrupted", 0, "Stopped before the first step.")

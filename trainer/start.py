@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from data.cache.prepare import PreparedSource
 from data.corpus import Corpus, load_corpus
 from trainer.checkpoint import Checkpoints
 from trainer.config import TrainerConfig
@@ -23,10 +24,18 @@ PATIENCE = 5.0  # seconds of silence while reading weights
 
 
 def open_run(
-    config: TrainerConfig, *, run_dir: Path, attempt: int, ranks: Ranks, resume: bool, say: Say
+    config: TrainerConfig,
+    *,
+    run_dir: Path,
+    attempt: int,
+    ranks: Ranks,
+    resume: bool,
+    say: Say,
+    sources: Sequence[PreparedSource] | None = None,
 ) -> Run:
     """Load the data, build the model and restore the newest checkpoint if there is one to resume.
 
+    sources: the data, prepared; None prepares it now, which only a single rank may do.
     Raises ValueError for what a user can correct (DataError for data), DiskError when output
     cannot be written or will not fit, DamagedCheckpointsError when no checkpoint is whole.
     """
@@ -36,7 +45,7 @@ def open_run(
     )
     if not resume and (present := checkpoints.all()):
         raise ValueError(f"{present[-1]} exists already: resume this run, or start a new one")
-    corpus = load_corpus(config.data, config.model, seed=config.seed)
+    corpus = load_corpus(config.data, config.model, seed=config.seed, made=sources)
     _require_packs(config, corpus)
     newest = checkpoints.newest() if resume else None
     learner = build_learner(

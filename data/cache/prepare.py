@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from data.cache.durable import write_json
 from data.cache.lock import lock_file, locked
@@ -42,6 +42,15 @@ class PreparedSource:
     weight: float
     epochs: int | None
     set: PreparedSet
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for other processes."""
+        return {**vars(self), "set": str(self.set.folder)}
+
+    @classmethod
+    def from_dict(cls, given: dict[str, Any]) -> PreparedSource:
+        """The inverse of to_dict. DataError when the set is not there."""
+        return cls(**{**given, "set": PreparedSet.open(Path(given["set"]))})
 
 
 def recipes(data: DataConfig, model: ModelConfig) -> list[Recipe]:

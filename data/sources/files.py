@@ -13,14 +13,14 @@ from typing import Any
 
 from data.errors import BrokenFileError, DataError
 
-SAMPLES, SAMPLE_BYTES = 16, 2**16
+SAMPLES, SAMPLE_BYTES = 16, 2**14
 MOST_LISTED = 10
 
 
 @dataclass(frozen=True)
 class FileMark:
-    """A file as it was found. sample: SHA-256 of up to 16 stretches of 64 KiB, evenly spread from
-    first to last byte: of all of it up to 1 MiB."""
+    """A file as it was found. sample: SHA-256 of up to 16 stretches of 16 KiB, evenly spread from
+    first to last byte: of all of it up to 256 KiB."""
 
     path: str
     size: int

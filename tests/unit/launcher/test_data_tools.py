@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from data.errors import CacheError
 from launcher import tools
 from launcher.data_tools import prepare as preparing
 from launcher.data_tools.view import SourceView
@@ -119,6 +120,17 @@ def test_a_cache_that_cannot_be_made_ends_with_73(data, write, tmp_path) -> None
     assert code == ExitCode.CANNOT_CREATE
     assert "data.cache_dir=FOLDER" in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_full_cache_ends_with_74(data, write, monkeypatch) -> None:
+    write({"text": "x"})
+
+    def full(*given: object, **settings: object) -> None:
+        raise CacheError("needs about 5 bytes more", full=True)
+
+    monkeypatch.setattr(preparing, "prepare", full)
+    code, _, err = data("prepare")
+    assert (code, err) == (ExitCode.IO_ERROR, "dsv41 data prepare: needs about 5 bytes more\n")
 
 
 def test_an_interrupt_says_that_work_is_kept(data, write, monkeypatch) -> None:

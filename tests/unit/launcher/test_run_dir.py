@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from data.cache.prepare import prepare
+from data.cache.prepared import PreparedSet
+from data.errors import DataError
 from launcher import freeze, run_dir
 from launcher.environment import code_digest
 from launcher.own_packages import HOME
@@ -110,6 +113,18 @@ def test_attempts_count_up_and_know_how_they_ended(tiny: RunConfig) -> None:
     third = folder.new_attempt()
     third.outcome_file(0).write_text("{")  # cut short by a crash
     assert (third.outcome(0), folder.finished()) == (None, False)
+
+
+def test_ranks_are_told_where_the_data_is(tiny: RunConfig) -> None:
+    attempt = create(tiny, overrides=[]).folder.new_attempt()
+    assert attempt.sources() is None
+    (made,) = prepare(tiny.data, tiny.model)
+    sources = [replace(made, name="web", weight=0.5, epochs=2), made]
+    attempt.write_sources(sources)
+    assert attempt.sources() == sources
+    attempt.write_sources([replace(made, set=PreparedSet(Path("/gone")))])
+    with pytest.raises(DataError, match=r"set\.json cannot be read"):
+        attempt.sources()
 
 
 def test_a_run_is_held_by_one_process(tiny: RunConfig) -> None:

@@ -228,6 +228,27 @@ def test_a_killed_worker_is_told(make, model, small_blocks, monkeypatch):
         prepare(data, model)
 
 
+SEVERAL = SCRIPT.replace("data, model =", "parallel.SMALL = 0; data, model =")
+
+
+def test_workers_end_with_a_killed_parent(make, start):
+    data, recipe = make(lines(3000), processes=2)
+    folder = data.cache_folder / recipe.folder_name
+    parent = start(data, script=SEVERAL)
+    wait_for(lambda: durable_documents(folder) > 0, process=parent)
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+    if not children.exists():
+        pytest.skip("this system does not list a process's children")
+    pids = children.read_text().split()
+    assert len(pids) >= 2
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def _dying(pool, blocks, *, ahead):
     yield pool.submit(os._exit, 1).result()
 
