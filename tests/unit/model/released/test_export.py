@@ -27,6 +27,7 @@ from model.transformer import DeepseekV41
 EXPERT = "layers.2.ffn.experts.3.w1.weight"
 STACK = "layers.2.ffn.experts.w13"
 DENSE = "layers.0.attn.wq_b.weight"
+SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
@@ -213,6 +214,27 @@ def test_tables_of_other_files_keep_their_bytes_or_are_encoded(
     export(model, tmp_path / "plain", format="float32", tables=copied)
     plain = contents(tmp_path / "plain")
     assert all(torch.equal(plain[name], values[name]) for name in names)
+
+
+@pytest.mark.parametrize("case", ["tiny_text", "tiny_image"])
+def test_reference_weights_survive_a_plain_copy(golden_folder: Path, tmp_path, case: str) -> None:
+    document = json.loads((golden_folder / case / "config.json").read_text())
+    config = ModelConfig.from_released(document)
+    export(started(golden_folder / case, config), tmp_path / "out", format="float32")
+    found, expected = contents(tmp_path / "out"), load_file(golden_folder / case / SINGLE)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_an_image_tower_is_stored_in_bfloat16(golden_folder: Path, tmp_path: Path) -> None:
+    document = json.loads((golden_folder / "tiny_image" / "config.json").read_text())
+    model = started(golden_folder / "tiny_image", ModelConfig.from_released(document))
+    export(model, tmp_path / "out")
+    found, expected = contents(tmp_path / "out"), load_file(golden_folder / "tiny_image" / SINGLE)
+    seen = {n for n in expected if n.startswith(("vision.", "aligner.", "image_"))}
+    assert len(seen) > 20
+    for name in seen:
+        assert torch.equal(found[name], expected[name].bfloat16()), name
 
 
 @pytest.mark.parametrize("name", [STACK, "norm.weight"])
