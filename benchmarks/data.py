@@ -27,6 +27,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 # In our own folder, which comes first, `data` is this file.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -193,7 +194,7 @@ def time_loader(packs: PackedSet, *, workers: int) -> Report:
     return report | rates("baseline_copy_", batch.real_tokens, copied)
 
 
-def one_rank(*, steps: int) -> dict[str, int]:
+def one_rank(*, steps: int) -> dict[str, Any]:
     """Arguments of `batches` for one pack a step on one rank."""
     return {
         "first_step": 0,

@@ -232,7 +232,8 @@ def _documents(config: RunConfig, plan: Plan, format: Format) -> dict[str, bytes
     )
     tokenizer = Tokenizer.from_file(str(tokenizer_file(config.data.tokenizer)))
     names = ("bos_token", "eos_token", "pad_token")
-    tokens = {n: tokenizer.id_to_token(getattr(config.model, f"{n}_id")) for n in names}
+    spelled = {n: tokenizer.id_to_token(getattr(config.model, f"{n}_id")) for n in names}
+    tokens = {name: token for name, token in spelled.items() if token is not None}
     files = tokenizer_files(
         source,
         tokenizer=tokenizer_file(config.data.tokenizer),

@@ -59,6 +59,9 @@ class PicturesSource:
             end = min(first + IMAGE_BLOCK_RECORDS, COUNT)
             yield Block((first, end), end, end)
 
+    def behind(self, file: int) -> Any:
+        return file + 1
+
     def read(self, block: Block) -> Iterator[Record]:
         for number in range(*block.payload):
             yield Record(self._conversation(number), number, 0)

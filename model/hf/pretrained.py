@@ -106,7 +106,10 @@ class _Held:
 
     def __init__(self, model: nn.Module) -> None:
         self._tensors = {target.name: target.tensor for target in targets_of(model)}
-        self.shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
 
     def load(self, name: str) -> Tensor:
         return self._tensors[name]

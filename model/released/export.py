@@ -33,7 +33,8 @@ PIECE = 1 << 24  # bytes copied at once
 class ModelTensors(Protocol):
     """A model that has been saved: our tensors by name, one at a time in memory."""
 
-    shapes: Mapping[str, Shape]
+    @property
+    def shapes(self) -> Mapping[str, Shape]: ...
 
     def load(self, name: str) -> Tensor:
         """The tensor of that name, whole."""

@@ -222,9 +222,9 @@ def quick_reader() -> type[GGUFReader]:
             if scalar is not None:
                 entries = self._get(start, scalar, int(count[0]))
             elif kind[0] == GGUFValueType.STRING:
-                end = start
+                end, raw = start, self.data.data
                 for _ in range(int(count[0])):
-                    end += 8 + struct.unpack_from("<Q", self.data, end)[0]
+                    end += 8 + struct.unpack_from("<Q", raw, end)[0]
                 entries = self._get(start, np.uint8, end - start)
             else:
                 return super()._get_field_parts(orig_offs, raw_type)

@@ -19,7 +19,7 @@ def check(make_data, model, tmp_path):
         given = {"source": "jsonl", "paths": (str(tmp_path / "in"),), "cache_dir": str(tmp_path)}
         recipe = recipes(make_data(**(given | settings)), model)[0]
         checked = Check(recipe, pack_length=64, processes=processes)
-        found = list(checked.lines(lambda *told: None))
+        found = list(checked.lines(lambda source, done, total: None))
         return [line.removeprefix(f"{tmp_path}/in/") for line in found], checked
 
     (tmp_path / "in").mkdir()

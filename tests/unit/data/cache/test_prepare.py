@@ -91,7 +91,10 @@ def test_the_count_of_processes_does_not_show(make, small_blocks, tmp_path):
     one = prepare_set(recipe, tmp_path / "one", processes=1)
     seen = []
     several = prepare_set(
-        recipe, tmp_path / "several", processes=3, progress=lambda *told: seen.append(told)
+        recipe,
+        tmp_path / "several",
+        processes=3,
+        progress=lambda source, done, total: seen.append((source, done, total)),
     )
     assert len(seen) > 10
     assert contents(several.folder) == contents(one.folder)
@@ -173,7 +176,7 @@ def test_killed_three_times_and_resumed(make, start, model, small_blocks, tmp_pa
         assert not (folder / "complete.json").exists()
     before = durable_documents(folder)
     seen = []
-    (resumed,) = prepare(data, model, progress=lambda *told: seen.append(told[1]))
+    (resumed,) = prepare(data, model, progress=lambda source, done, total: seen.append(done))
     whole = prepare_set(recipe, tmp_path / "whole", processes=1)
     assert contents(resumed.set.folder) == contents(whole.folder)
     blocks = len(list(recipe.pipeline.source.blocks()))
@@ -336,7 +339,7 @@ def test_each_source_of_a_mixture_is_a_set_of_its_own(make, make_data, model, tm
         window_documents=100,
     )
     seen = []
-    sources = prepare(mixed, model, progress=lambda *told: seen.append(told[0]))
+    sources = prepare(mixed, model, progress=lambda source, done, total: seen.append(source))
     assert [(s.name, s.weight, s.epochs) for s in sources] == [("web", 3.0, None), ("help", 1.0, 2)]
     assert list(dict.fromkeys(seen)) == ["data.mixture.web", "data.mixture.help"]
     assert prepare(data, model)[0].set == sources[0].set
