@@ -81,20 +81,9 @@ def load_corpus(
         if found := data_problems(data, model):
             raise ValueError("\n".join(found))
         made = prepare(data, model, say=lambda text: None)
-    sources = []
-    for (name, config), prepared in zip(data.named_sources(), made, strict=True):
-        settings = PlanSettings(
-            pack_length=data.pack_length,
-            alignment=model.alignment,
-            on_long_document=config.on_long_document,
-            holdout=data.holdout,
-            seed=seed,
-            streaming=config.streaming,
-        )
-        plans = StoredPlans(prepared.set, settings)
-        sources.append(PackSource(name, plans, prepared.weight, prepared.epochs))
+    sources = pack_sources(data, model, made, seed=seed)
     train = PackedSet(
-        sources=tuple(sources),
+        sources=sources,
         pack_length=data.pack_length,
         pad_token_id=model.pad_token_id,
         seed=seed,
@@ -107,6 +96,25 @@ def load_corpus(
         fingerprint=_sha256([_documents(source) for source in sources]),
         plan_fingerprint=_sha256([_packing(source) for source in sources]),
     )
+
+
+def pack_sources(
+    data: DataConfig, model: ModelConfig, made: Sequence[PreparedSource], *, seed: int
+) -> tuple[PackSource, ...]:
+    """The prepared sources of `data`, to be packed for `model`."""
+    found = []
+    for (name, config), prepared in zip(data.named_sources(), made, strict=True):
+        settings = PlanSettings(
+            pack_length=data.pack_length,
+            alignment=model.alignment,
+            on_long_document=config.on_long_document,
+            holdout=data.holdout,
+            seed=seed,
+            streaming=config.streaming,
+        )
+        plans = StoredPlans(prepared.set, settings)
+        found.append(PackSource(name, plans, prepared.weight, prepared.epochs))
+    return tuple(found)
 
 
 def _documents(source: PackSource) -> list[str]:

@@ -35,14 +35,14 @@ def batches(
     contiguous slice. `workers` > 0 prepares batches ahead in that many processes, started at
     once; they are stopped when the iterator is closed or dropped. pin: into page-locked memory.
 
-    ValueError when there is no pack or a step cannot be dealt out evenly. The iterator raises
-    DataError for what cannot be used, WorkerDiedError when a worker dies.
+    ValueError when there are no such packs or a step cannot be dealt out evenly. The iterator
+    raises DataError for what cannot be used, WorkerDiedError when a worker dies.
     """
-    if not packs.available(1):
-        raise ValueError("there is no pack to train on; correct data.paths or lower data.holdout")
-    if found := sharing_problems(
+    found = packs.problems((first_step + steps) * packs_per_step)
+    found += sharing_problems(
         packs_per_step=packs_per_step, packs_per_micro_batch=packs_per_micro_batch, ranks=ranks
-    ):
+    )
+    if found:
         raise ValueError("\n".join(found))
     micro_batches = packs_per_step // ranks // packs_per_micro_batch
     source = MicroBatches(

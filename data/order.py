@@ -18,6 +18,13 @@ MASK = 2**64 - 1
 HOLDOUT, WINDOWS, PACKS = 1, 2, 3  # what random numbers are for; each use has its own sequence
 
 
+class NoPackError(ValueError):
+    """A source has no pack for training."""
+
+    def __init__(self) -> None:
+        super().__init__("there is no pack to train on")
+
+
 class Windows(Protocol):
     """The windows of one source and how many packs for training each has."""
 
@@ -47,11 +54,11 @@ class SourceOrder:
         self._packs: dict[tuple[int, int], np.ndarray] = {}
 
     def locate(self, number: int) -> tuple[int, int, int]:
-        """(epoch, window, pack) of the pack with `number` before it. ValueError without packs."""
+        """(epoch, window, pack) of the pack with `number` before it. NoPackError without any."""
         epoch, place = self._first, number
         if not epoch.reaches(number):
             if not epoch.packs:
-                raise ValueError("there is no pack")
+                raise NoPackError
             turn, place = divmod(number, epoch.packs)
             if self._latest.number != turn:
                 self._latest = self._epoch(turn)

@@ -6,8 +6,10 @@ import functools
 import heapq
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from itertools import count as counting
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,7 +17,7 @@ import numpy as np
 from data.cache.prepared import PreparedSet
 from data.errors import DataError
 from data.mixture import Mixture
-from data.order import SourceOrder
+from data.order import NoPackError, SourceOrder
 from data.plan.stored import StoredPlans
 from data.plan.window import WindowPlan
 
@@ -68,6 +70,14 @@ class PackSource:
     def packs(self, window: int) -> int | None:
         """Packs for training in a window, waited for and planned if need be; None past the last."""
         return self.plans.training_packs(window) if self._wait_for(window) else None
+
+    def plan_beginning(self, *, seed: int, number: int) -> None:
+        """Plan the windows that a run needs at once: of its first step, and to evaluate on."""
+        order = SourceOrder(self, seed=seed, source=number, arrival=self.streaming)
+        with suppress(NoPackError):
+            order.locate(0)
+        if self.plans.settings.holdout:
+            self.held_out(0)
 
     def held_out(self, window: int) -> range | None:
         """Numbers of the held-out packs of a window; None past the last that may have any."""
@@ -129,17 +139,21 @@ class PackedSet:
         return Place(source, window, pack)
 
     def available(self, count: int) -> int:
-        """`count`, or how many packs there are if that is fewer. Training packs repeat."""
-        if self.held_out:
-            return min(count, len(self._held_out_places(count)))
-        return count if all(self._any(source) for source in self.sources) else 0
+        """`count`, or how many held-out packs there are if that is fewer."""
+        assert self.held_out, "packs for training have no end"
+        return min(count, len(self._held_out_places(count)))
 
     def problems(self, packs: int) -> list[str]:
         """Why the first `packs` packs for training cannot all be had, each with its fix.
 
         Counts the packs of sources whose epochs are limited; of a streaming one nobody can.
         """
-        found = []
+        found = [
+            f"{source.name} has no document to train on: all of them are longer than a pack or "
+            "held out; give more, raise data.pack_length, or lower data.holdout"
+            for source in self.sources
+            if not _any(source)
+        ]
         for source, wanted in zip(self.sources, self._mixture.used(packs), strict=True):
             if source.epochs is None or source.streaming:
                 continue
@@ -239,14 +253,10 @@ class PackedSet:
                 done += 1
                 yield done / source.weight, Place(number, window, pack)
 
-    def _any(self, source: PackSource) -> bool:
-        for window in counting():
-            packs = source.packs(window)
-            if packs is None:
-                return False
-            if packs:
-                return True
-        raise AssertionError
+
+def _any(source: PackSource) -> bool:
+    packs = (source.packs(window) for window in counting())
+    return any(takewhile(lambda count: count is not None, packs))
 
 
 @functools.lru_cache(maxsize=256)  # mapping a file anew for every pack would cost more than reading

@@ -16,6 +16,7 @@ MOST_TOKENS = 2**18  # looked at for Engram; their rows take 384 bytes each at t
 class SourceStatistics:
     """One source. lengths: documents by the number of bits of their length, [b]: 2^(b-1) and
     more tokens, below 2^b. dropped: documents left out because they are longer than a pack.
+    cuts: how often one was cut for that.
 
     packs, held_out: packs of either kind. slots: positions behind documents that the alignment
     leaves empty; padding counts these and all other positions without a token. labels: positions
@@ -25,6 +26,7 @@ class SourceStatistics:
     name: str
     documents: int
     dropped: int
+    cuts: int
     images: int
     tokens: int
     lengths: np.ndarray
@@ -40,8 +42,8 @@ class SourceStatistics:
     def of(cls, source: PackSource) -> SourceStatistics:
         """Count the windows that are there; plans those that nobody has planned yet."""
         counts = dict.fromkeys(
-            ("documents", "dropped", "images", "tokens", "packs", "held_out", "slots", "labels"), 0
-        )
+            ("documents", "dropped", "cuts", "images", "tokens", "packs", "held_out"), 0
+        ) | {"slots": 0, "labels": 0}
         prepared, settings = source.plans.prepared, source.plans.settings
         lengths, longest = np.zeros(32, dtype=np.int64), 0
         for window in range(prepared.windows):
@@ -50,6 +52,7 @@ class SourceStatistics:
             longest = max(longest, int(here.max(initial=0)))
             counts["documents"] += len(here)
             counts["dropped"] += plan.dropped
+            counts["cuts"] += len(plan.starts) - (len(here) - plan.dropped)
             counts["images"] += len(plan.image_starts)
             counts["tokens"] += int(plan.lengths.sum())
             counts["packs"] += plan.training

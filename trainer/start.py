@@ -88,8 +88,6 @@ def open_run(
 
 
 def _require_packs(config: TrainerConfig, corpus: Corpus) -> None:
-    if not corpus.train.available(1):
-        raise ValueError("there is no document to train on; give more, or lower data.holdout")
     if found := corpus.train.problems(config.train.steps * config.train.packs_per_step):
         raise ValueError("\n".join(found))
     if config.eval.every and not corpus.heldout.available(1):

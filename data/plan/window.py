@@ -101,9 +101,9 @@ def _too_long(where: str, error: TooLongError, settings: PlanSettings) -> str:
         return (
             f"{where}: an image takes {error.longest} tokens, more than a pack of "
             f"{settings.pack_length}, and images are not cut; raise data.pack_length, lower "
-            "model.vision.max_image_tokens, or set on_long_document=drop"
+            "model.vision.max_image_tokens, or set on_long_document=drop for its source"
         )
     return (
         f"{where}: {error.longest} tokens, more than a pack of {settings.pack_length}; raise "
-        "data.pack_length, or set on_long_document=split or drop"
+        "data.pack_length, or set on_long_document=split or drop for its source"
     )

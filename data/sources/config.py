@@ -41,10 +41,10 @@ class SourceConfig:
     wrote, with `subset`, `split` and `revision`. paths: files, glob patterns or folders; for hf the
     one dataset. kind: pretrain = texts; chat = conversations in the released chat form; image_chat
     = the same with images, whose relative paths start from `image_folder`. labels: assistant =
-    only what the assistant says is learnt; all. max_document_length: tokens; on_long_document says
-    what happens to a longer one: split (kind pretrain only), drop (counted), or refuse. None =
-    documents stay whole here. streaming: train from the first window while later ones are still
-    read.
+    only what the assistant says is learnt; all. max_document_length: tokens, None = no limit but
+    that of a pack. on_long_document says what happens to a longer document: split, never within
+    an image (and at max_document_length only with kind pretrain), drop (counted), or refuse.
+    streaming: train from the first window while later ones are still read.
     """
 
     source: str

@@ -31,13 +31,13 @@ LAST_TOKENS = 20
 
 def run(config: RunConfig) -> int:
     """Prepare what is not there yet, count everything, and show the first packs of the run."""
-    prepared(config)
+    made = prepared(config)
     out = Console(highlight=False, soft_wrap=True)
     with told():
-        corpus = load_corpus(config.data, config.model, seed=config.seed)
+        corpus = load_corpus(config.data, config.model, seed=config.seed, made=made)
         found = [SourceStatistics.of(source) for source in corpus.train.sources]
         reuse = []
-        if corpus.train.available(1):
+        if not corpus.train.problems(PACKS):
             reuse = engram_reuse(
                 corpus.train, packs_per_step=config.train.packs_per_step, steps=STEPS
             )
@@ -55,7 +55,12 @@ def show_source(out: Console, found: SourceStatistics) -> None:
     """Figures and histogram of one source."""
     mean = found.tokens / max(1, found.documents - found.dropped)
     lines = [
-        ("documents", f"{found.documents:,}" + _besides(found.dropped, "dropped as too long")),
+        (
+            "documents",
+            f"{found.documents:,}"
+            + _besides(found.cuts, "cuts where one is longer than a pack")
+            + _besides(found.dropped, "dropped as too long"),
+        ),
         ("tokens", f"{found.tokens:,}, {mean:,.0f} a document, the longest {found.longest:,}"),
         ("labels", f"{_share(found.labels, found.tokens)} of the tokens are learnt"),
         ("packs", f"{found.packs:,} for training, {found.held_out:,} held out"),
@@ -92,7 +97,7 @@ def show_reuse(out: Console, reuse: list[EngramReuse]) -> None:
 
 def show_packs(out: Console, corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> None:
     """The first packs of the run: borders of documents, and what is learnt in colour."""
-    if not corpus.train.available(1):
+    if corpus.train.problems(PACKS):
         return
     out.print(
         Text.assemble(

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from data.cache.prepare import PreparedSource, prepare
+from data.corpus import pack_sources
 from data.errors import CacheError, DataError, WorkerDiedError
+from data.packs import PackSource
 from launcher.data_tools.view import SourceView
 from launcher.problems import Stop
 from launcher.run_config import RunConfig
@@ -15,7 +17,7 @@ from trainer.exit_codes import ExitCode
 
 
 def run(config: RunConfig) -> int:
-    """Prepare all of every source, streaming ones too, and say what there is."""
+    """Prepare and pack all of every source, streaming ones too, and say what there is."""
     began = time.monotonic()
     for source in prepared(config, whole=True):
         print(summary(source))
@@ -24,13 +26,31 @@ def run(config: RunConfig) -> int:
 
 
 def prepared(config: RunConfig, *, whole: bool = False) -> list[PreparedSource]:
-    """The sources of a run, prepared if they are not yet, with progress for people.
+    """The sources of a run, prepared if they are not yet, with progress for people, and packed.
 
-    whole: streaming sources to their end. Stop tells what is wrong: 65 for data, 73 or 74 for the
-    cache, 75 when a process was killed.
+    whole: streaming sources to their end, and every window's packs; otherwise those of the windows
+    that a run begins with. Stop tells what is wrong: 65 for data, 73 or 74 for the cache, 75 when
+    a process was killed.
     """
+    data, model = config.data, config.model
     with SourceView("preparing") as view, told():
-        return prepare(config.data, config.model, whole=whole, progress=view, say=view.say)
+        made = prepare(data, model, whole=whole, progress=view, say=view.say)
+        for number, source in enumerate(pack_sources(data, model, made, seed=config.seed)):
+            if whole:
+                _plan_all(source, view)
+            else:
+                source.plan_beginning(seed=config.seed, number=number)
+        return made
+
+
+def _plan_all(source: PackSource, view: SourceView) -> None:
+    prepared = source.plans.prepared
+    sizes = [4 * int(prepared.offsets(window)[-1]) for window in range(prepared.windows)]
+    done = 0
+    for window, size in enumerate(sizes):
+        source.packs(window)
+        done += size
+        view(f"packs of {source.name}", done, sum(sizes))
 
 
 @contextmanager

@@ -136,3 +136,33 @@ def test_a_mixture_is_packs_of_its_sources_by_weight(make_data, model, write_jso
     ]
     counts = np.bincount([corpus.train.place(i).source for i in range(400)])
     np.testing.assert_allclose(counts / 400, np.array(weights) / sum(weights), atol=0.01)
+
+
+def test_a_streaming_source_is_trained_on_while_it_is_still_read(make_data, model, write_jsonl):
+    """Another process reads it; every token comes once, in the order of arrival."""
+    path = write_jsonl(*({"text": f"{number} cats sat down " * 60} for number in range(6000)))
+    data = make_data(
+        source="jsonl", paths=(str(path),), streaming=True, window_documents=500, holdout=0
+    )
+    corpus = load_corpus(data, model, seed=0)
+    [source] = corpus.train.sources
+    prepared = source.plans.prepared
+    began_early = not prepared.complete
+    seen: set[Place] = set()
+    windows: list[int] = []
+    for index in itertools.count():
+        place = corpus.train.place(index)
+        if place in seen:
+            break
+        seen.add(place)
+        windows.append(place.window)
+    assert began_early, "the first window should be there long before the last"
+    assert windows == sorted(windows)
+    assert set(windows) == set(range(12))
+    tokens = sum(int(corpus.train.pieces(place)[1].sum()) for place in seen)
+    assert tokens == sum(int(prepared.offsets(window)[-1]) for window in range(12))
+    again = load_corpus(data, model, seed=0)
+    assert again.fingerprint == corpus.fingerprint
+    assert [again.train.place(i) for i in range(0, len(seen), 97)] == [
+        corpus.train.place(i) for i in range(0, len(seen), 97)
+    ]

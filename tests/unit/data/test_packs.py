@@ -78,8 +78,9 @@ def test_held_out_packs_are_finite_and_take_turns(make_packs, random_documents):
 
 
 def test_without_packs_nothing_is_available(make_packs, random_documents):
-    packs = make_packs(random_documents([70, 90]), on_long_document="drop")
-    assert packs.available(1) == 0
+    packs = make_packs(random_documents([70, 90]), on_long_document="drop", window_documents=1)
+    [problem] = packs.problems(1)
+    assert "data.s0 has no document to train on" in problem
     held_out = make_packs(random_documents([9]), holdout=0.5, held_out=True)
     assert held_out.available(5) == 0
 

@@ -34,6 +34,7 @@ def test_counts_are_those_of_the_batches(make_packs, masked, on_long, with_mask)
     assert found.documents == 60
     assert found.dropped == 60 - len(kept)
     assert found.tokens == kept.sum()
+    assert found.cuts == sum((length - 1) // 32 for length in kept.tolist())
     assert found.longest == lengths.max()
     for bits in range(1, 8):
         low, high = 2 ** (bits - 1), 2**bits

@@ -163,7 +163,7 @@ def test_inspect_shows_figures_a_picture_and_packs(data, write, tmp_path, monkey
     code, out, _ = data("inspect", "data.pack_length=64", "data.holdout=0")
     assert code == ExitCode.DONE
     said = " ".join(out.split())
-    assert "documents 2 tokens " in said
+    assert "documents 2, 5 cuts where one is longer than a pack tokens " in said
     assert "documents by length in tokens" in said
     assert "of the tokens are learnt" in said
     assert "for training, 0 held out" in said
@@ -172,3 +172,17 @@ def test_inspect_shows_figures_a_picture_and_packs(data, write, tmp_path, monkey
     assert "⟩" in out
     assert (tmp_path / "tiny-documents.png").read_bytes().startswith(b"\x89PNG")
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_packs_are_planned_with_the_documents(data, write, tmp_path) -> None:
+    write({"text": "the cat"}, {"text": "sat"}, {"text": "down"})
+
+    def planned() -> int:
+        return len(list((tmp_path / "cache").glob("*/window-*/plan-*/plan.json")))
+
+    code, _, _ = data("prepare", "data.window_documents=1", "data.holdout=0")
+    assert (code, planned()) == (ExitCode.DONE, 3)
+    words = ["data.holdout=0", "data.pack_length=4", "data.on_long_document=refuse"]
+    code, _, err = data("prepare", *words)
+    assert code == ExitCode.BAD_DATA
+    assert "corpus.jsonl:1: " in err and "more than a pack of 4" in err
