@@ -30,9 +30,13 @@ BROKEN = Broken()
 
 @dataclass
 class Report:
-    """What was found: names that do not exist, names that are not set, and other mistakes."""
+    """What was found: names that do not exist, names that are not set, and other mistakes.
+
+    near: names that do exist beside unknown ones.
+    """
 
     unknown: list[str] = field(default_factory=list)
+    near: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     mistakes: list[str] = field(default_factory=list)
 
@@ -73,7 +77,9 @@ def sections(cls: type, tree: Any, *, report: Report, path: str = "") -> dict[st
             )
         return dict.fromkeys(names, BROKEN)
     hints = get_type_hints(cls)
-    report.unknown.extend(_join(path, key) for key in tree if key not in names)
+    if unknown := [_join(path, key) for key in tree if key not in names]:
+        report.unknown.extend(unknown)
+        report.near.extend(_join(path, name) for name in names)
     values: dict[str, Any] = {}
     for f in fields(cls):
         name = _join(path, f.name)

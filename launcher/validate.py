@@ -62,7 +62,7 @@ def examine(
 
 def messages(report: Report) -> list[str]:
     """One line a problem, each with its fix."""
-    known = [*setting_names(RunConfig), "experiment"]
+    known = [*setting_names(RunConfig), *report.near, "experiment"]
     found = []
     for name in report.unknown:
         if name == "experiment":

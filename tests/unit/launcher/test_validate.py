@@ -64,6 +64,25 @@ def test_all_at_once(composed: Composed) -> None:
     assert len(found) == len(expected), found
 
 
+def test_sources_of_a_mixture_are_checked_like_settings(composed: Composed) -> None:
+    mixture = (
+        "{web:{weight:1.0,source:jsonl,paths:[/no/such],wight:2},talk:{source:embedded,epochs:x}}"
+    )
+    found = problems(composed("+experiment=tiny", "data=mixture", f"data.mixture={mixture}"))
+    for start in [
+        "data.mixture.web.wight is not a setting; did you mean data.mixture.web.weight?",
+        "data.mixture.talk.weight is not set",
+        "data.mixture.talk.epochs=x must be a whole number",
+    ]:
+        assert any(p.startswith(start) for p in found), (start, found)
+    mixture = "{web:{weight:1.0,source:jsonl,paths:[/no/such]},talk:{source:embedded,weight:0.0}}"
+    found = problems(composed("+experiment=tiny", "data=mixture", f"data.mixture={mixture}"))
+    assert [p.partition(" ")[0] for p in found] == [
+        "data.mixture.talk.weight=0.0",
+        "data.mixture.web.paths:",
+    ]
+
+
 def test_rules_of_the_whole_come_too(composed: Composed) -> None:
     found = problems(composed("+experiment=tiny", "data.pack_length=63", "id=a/b", "seed=-1"))
     assert [p.split(" ")[0] for p in found] == ["data.pack_length=63"]
