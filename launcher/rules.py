@@ -109,11 +109,12 @@ def weights_fit_model(model: ModelConfig) -> list[str]:
     if not model.weights:
         return []
     from model.released.check import weights_problems
+    from model.released.errors import shortened
 
     found = weights_problems(
         Path(model.weights).expanduser(), model, tables=model.engram.store == "local"
     )
-    return [f"model.weights={model.weights}: {problem}" for problem in found]
+    return [f"model.weights={model.weights}: {problem}" for problem in shortened(found)]
 
 
 def mapped_tables_fit_model(model: ModelConfig, data: DataConfig) -> list[str]:

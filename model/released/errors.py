@@ -16,7 +16,13 @@ class WeightsError(ValueError):
 
     def __init__(self, folder: Path, problems: Sequence[str]) -> None:
         self.problems = list(problems)
-        lines = self.problems[:SHOWN]
-        if more := len(self.problems) - len(lines):
-            lines.append(f"... and {more:,} more")
-        super().__init__(f"The weights in {folder} cannot be used:\n  " + "\n  ".join(lines))
+        lines = "\n  ".join(shortened(self.problems))
+        super().__init__(f"The weights in {folder} cannot be used:\n  {lines}")
+
+
+def shortened(problems: Sequence[str]) -> list[str]:
+    """The first 40, and how many more there are: weights of another model have thousands."""
+    lines = list(problems[:SHOWN])
+    if more := len(problems) - len(lines):
+        lines.append(f"... and {more:,} more")
+    return lines

@@ -2,8 +2,8 @@
 
 In the released layout a weight that its source still stands for, block by block, gets the bytes of
 the source; so what training left alone comes back byte for byte, whatever quantiser made it.
-Draft tensors (`mtp.*`) are copied from the source. Held in memory: one tensor of the model (a
-layer's experts are one) and one slice.
+Draft tensors (`mtp.*`) are copied from the source. Held in memory: one tensor of the model (all
+experts of a layer are one), and some 75 MiB for the slice that is being encoded.
 """
 
 from __future__ import annotations

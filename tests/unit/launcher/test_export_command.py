@@ -138,6 +138,26 @@ def test_a_new_start_from_the_export_is_the_same_model(scratch: Path, tmp_path: 
         assert file.read_bytes() == (tmp_path / "twice" / file.name).read_bytes(), file.name
 
 
+def test_a_shorter_model_leaves_draft_and_later_layers_out(
+    pristine, tmp_path: Path, capsys
+) -> None:
+    short = replace(pristine.config, num_hidden_layers=5, weights=str(pristine.path), carried=())
+    run, to = make_run(tmp_path, short), tmp_path / "out"
+    assert command(run, "--to", to, "--format", "released") == 0
+    assert "draft" not in capsys.readouterr().out
+    (file,) = to.glob("*.safetensors")
+    found, expected = load_file(file), {}
+    for number in (1, 2, 3):
+        expected |= load_file(pristine.shard(number))
+    kept = {n for n in expected if not n.startswith(("layers.5.", "mtp."))}
+    assert found.keys() == kept
+    for name in kept:
+        ours, theirs = (t[name].contiguous().view(-1).view(torch.uint8) for t in (found, expected))
+        assert torch.equal(ours, theirs), name
+    config = ModelConfig.from_released(json.loads((to / "config.json").read_text()))
+    assert (config.num_hidden_layers, config.num_nextn_predict_layers) == (5, 0)
+
+
 def test_weights_that_have_moved(started: Path, pristine, small, tmp_path: Path, capsys) -> None:
     config = (started / "config.yaml").read_text()
     moved = tmp_path / "run"
