@@ -186,33 +186,16 @@ def _takes_draft(config: RunConfig, source: WeightsFolder | None) -> bool:
 
 def _mapped_tables(config: RunConfig, checkpoint: Path) -> dict[str, Table]:
     """The tables that the run reads out of files, once they are known to be the same."""
-    import numpy as np
-
-    from model.engram.tables.source import open_tables
-    from model.names import table_name
-    from model.released.export import Rows, Table
-    from model.released.files import open_folder
+    from model.engram.mapped import MappedStore
+    from model.released.tables import store_tables
     from trainer.state import TrainState
 
-    model = config.model
-    if model.engram.store == "local" or not model.engram_layers:
+    if config.model.engram.store == "local" or not config.model.engram_layers:
         return {}
-    path = Path(model.engram.path)
-    opened = open_tables(replace(model, dtype="float32"), token_map=None)
-    prints = [table.fingerprint() for table in opened]
-    now = {"store": "mapped", "source": model.engram.path, "tables": prints}
-    TrainState.read(checkpoint).require_same_tables(now, folder=checkpoint)
-    folder = open_folder(path) if path.is_dir() else None
-
-    def rows_of(index: int) -> Rows:
-        return lambda low, high: opened[index].read(np.arange(low, high))
-
-    return {
-        table_name(layer): Table((rows, model.engram_head_dim), rows_of(index), folder)
-        for index, (layer, rows) in enumerate(
-            zip(model.engram_layers, model.engram_num_embeddings, strict=False)
-        )
-    }
+    # In fp32: what a table holds, not what a narrower model makes of it.
+    store = MappedStore(replace(config.model, dtype="float32"), token_map=None)
+    TrainState.read(checkpoint).require_same_tables(store.fingerprint(), folder=checkpoint)
+    return store_tables(store, config.model)
 
 
 def _documents(config: RunConfig, plan: Plan, format: Format) -> dict[str, bytes]:

@@ -9,21 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from model.config import EngramStoreConfig
 from model.engram.mapped import MappedStore
-from model.engram.store import LocalStore, RowStore
 from model.hf.configuration import DeepseekV41Config
-from model.names import table_name
-from model.released.audit import audit, unread_by
+from model.released.audit import unread_by
 from model.released.documents import config_text
-from model.released.errors import WeightsError
-from model.released.export import Rows, Table, plan_export, write_export
+from model.released.export import plan_export, write_export
 from model.released.files import open_folder
-from model.released.load import load, targets_of, wanted_shapes
+from model.released.load import load_folder, targets_of
+from model.released.tables import store_tables
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -61,11 +58,8 @@ def load_pretrained(
     model.to_empty(device="cpu")
     if tokenizer is not None and architecture.engram_layers:
         model.use_tokenizer(tokenizer)
-    targets = targets_of(model.model)
     unread = unread_by(architecture, tables=False)
-    if found := audit(folder, wanted_shapes(targets), unread=unread):
-        raise WeightsError(folder.path, found)
-    load(folder, targets, progress=lambda done, total: None)
+    load_folder(folder.path, targets_of(model.model), unread=unread)
     if architecture.engram_layers:
         source = EngramStoreConfig(store="mapped", path=str(folder.path))
         model.store = MappedStore(replace(architecture, engram=source), token_map=model.token_map)
@@ -80,12 +74,7 @@ def save_pretrained(model: DeepseekV41ForCausalLM, folder: Path) -> None:
     tensors = _Held(model.model)
     tables = {}
     if model.store is not None:
-        tables = {
-            table_name(layer): Table((rows, config.engram_head_dim), _rows_of(model.store, n), None)
-            for n, (layer, rows) in enumerate(
-                zip(model.store.layers, model.store.rows, strict=True)
-            )
-        }
+        tables = store_tables(model.store, config)
     plan = plan_export(
         tensors.shapes, tables, format=dtype, source=None, draft=False, largest=SHARD_BYTES
     )
@@ -113,13 +102,6 @@ class _Held:
 
     def load(self, name: str) -> Tensor:
         return self._tensors[name]
-
-
-def _rows_of(store: RowStore, index: int) -> Rows:
-    if isinstance(store, LocalStore):
-        return lambda low, high: store.weight[index][low:high]
-    assert isinstance(store, MappedStore)
-    return lambda low, high: store.read_rows(index, np.arange(low, high))
 
 
 def _tokenizer(folder: Path) -> PreTrainedTokenizerFast | None:
