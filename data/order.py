@@ -170,6 +170,8 @@ def split_documents(
     if holdout > 0 and window == 0:
         wanted = max(1, wanted)
     wanted = max(0, min(wanted, count - 1))
+    if not wanted:
+        return np.arange(count), np.arange(0)
     held = np.zeros(count, dtype=bool)
     held[permutation(count, seed, HOLDOUT, window)[:wanted]] = True
     return np.flatnonzero(~held), np.flatnonzero(held)

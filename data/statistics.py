@@ -9,6 +9,7 @@ import numpy as np
 from data.collate import collate
 from data.packs import PackedSet, PackSource, Place
 
+MOST_NAMED = 10
 MOST_TOKENS = 2**18  # looked at for Engram; their rows take 384 bytes each at the released sizes
 
 
@@ -16,7 +17,8 @@ MOST_TOKENS = 2**18  # looked at for Engram; their rows take 384 bytes each at t
 class SourceStatistics:
     """One source. lengths: documents by the number of bits of their length, [b]: 2^(b-1) and
     more tokens, below 2^b. dropped: documents left out because they are longer than a pack.
-    cuts: how often one was cut for that.
+    dropped_first: where the first of them are from. cuts: how often a document was cut since it is
+    longer than a pack.
 
     packs, held_out: packs of either kind. slots: positions behind documents that the alignment
     leaves empty; padding counts these and all other positions without a token. labels: positions
@@ -26,6 +28,7 @@ class SourceStatistics:
     name: str
     documents: int
     dropped: int
+    dropped_first: tuple[str, ...]
     cuts: int
     images: int
     tokens: int
@@ -46,13 +49,16 @@ class SourceStatistics:
         ) | {"slots": 0, "labels": 0}
         prepared, settings = source.plans.prepared, source.plans.settings
         lengths, longest = np.zeros(32, dtype=np.int64), 0
+        named: list[str] = []
         for window in range(prepared.windows):
             here, plan = prepared.lengths(window), source.plans.plan(window)
             lengths += np.bincount(_bits(here), minlength=32)
             longest = max(longest, int(here.max(initial=0)))
             counts["documents"] += len(here)
-            counts["dropped"] += plan.dropped
-            counts["cuts"] += len(plan.starts) - (len(here) - plan.dropped)
+            counts["dropped"] += len(plan.dropped)
+            counts["cuts"] += len(plan.starts) - (len(here) - len(plan.dropped))
+            few = np.sort(plan.dropped)[: MOST_NAMED - len(named)].tolist()
+            named += [prepared.origin(window, document) for document in few]
             counts["images"] += len(plan.image_starts)
             counts["tokens"] += int(plan.lengths.sum())
             counts["packs"] += plan.training
@@ -68,6 +74,7 @@ class SourceStatistics:
             name=source.name,
             lengths=lengths,
             longest=longest,
+            dropped_first=tuple(named),
             positions=positions,
             padding=positions - counts["tokens"],
             **counts,

@@ -24,12 +24,12 @@ class Pieces:
     """Stretches of the window's tokens, each of one document and no longer than a pack.
 
     starts int64 [n]: place of the first token among all of the window's; lengths int32 [n].
-    dropped: documents left out because they are too long.
+    dropped: numbers of the documents left out because they are too long.
     """
 
     starts: np.ndarray
     lengths: np.ndarray
-    dropped: int
+    dropped: np.ndarray
 
 
 def cut(
@@ -54,7 +54,7 @@ def cut(
         place = int(np.argmax(over))
         raise TooLongError(int(documents[place]), int(lengths[place]))
     if on_long == "drop":
-        return Pieces(first[~over], lengths[~over].astype(np.int32), int(over.sum()))
+        return Pieces(first[~over], lengths[~over].astype(np.int32), documents[over])
     counts = -(-lengths // pack_length)
     number = ranges(np.zeros_like(counts), counts)
     starts = np.repeat(first, counts) + number * pack_length
@@ -70,7 +70,7 @@ def cut(
         ends = np.concatenate([ends[keep], *(end for _, end in parts)])
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], ends[order]
-    return Pieces(starts, (ends - starts).astype(np.int32), 0)
+    return Pieces(starts, (ends - starts).astype(np.int32), documents[:0])
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:

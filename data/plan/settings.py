@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-PLAN_FORMAT = 1  # one more whenever the same documents and settings would be packed otherwise
+PLAN_FORMAT = 2  # one more whenever the same documents and settings would be packed otherwise
 
 OnLong = Literal["split", "drop", "refuse"]
 

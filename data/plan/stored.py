@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +24,9 @@ from data.cache.prepared import PreparedSet
 from data.cache.room import told_when_full
 from data.errors import DataError
 from data.plan.settings import PlanSettings
-from data.plan.window import WindowPlan, plan_window
+from data.plan.window import WindowPlan, plan_window, require_places
 
-ARRAYS = ("pack_offsets", "starts", "lengths", "columns", "image_starts")
+ARRAYS = ("pack_offsets", "starts", "lengths", "columns", "image_starts", "dropped")
 HEADER, LOCK = "plan.json", "plans.lock"
 MAPPED_BYTES = 2**16  # a smaller array is read; mapping it would cost more
 
@@ -48,6 +49,10 @@ class StoredPlans:
         """How many packs for training a window has; as `plan`, but cheap."""
         return int(_header(self._made(window))["training"])
 
+    def require_places(self, window: int) -> None:
+        """DataError when the window has a document that cannot be packed under these settings."""
+        require_places(settings=self.settings, **self._documents(window))
+
     def plan_ahead(self, window: int) -> None:
         """Make the plan of a window that is there, unless it is made or being made elsewhere."""
         if not (_folder(self.prepared, self.settings, window) / HEADER).is_file():
@@ -69,23 +74,25 @@ class StoredPlans:
             return
         temporary = folder.with_name(f"{folder.name}.tmp")
         shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
-        prepared = self.prepared
-        plan = plan_window(
-            window=window,
-            offsets=np.asarray(prepared.offsets(window)),
-            spans=np.asarray(prepared.image_spans(window)),
-            settings=self.settings,
-            origin=lambda document: prepared.origin(window, document),
-        )
+        plan = plan_window(window=window, settings=self.settings, **self._documents(window))
         try:
             needed = sum(getattr(plan, name).nbytes for name in ARRAYS)
-            with told_when_full(prepared.folder, needed=needed):
+            with told_when_full(self.prepared.folder, needed=needed):
                 _write(plan, temporary)
                 temporary.rename(folder)
                 sync_folder(folder.parent)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+
+    def _documents(self, window: int) -> dict[str, Any]:
+        """A window's documents as the planning functions take them."""
+        prepared = self.prepared
+        return {
+            "offsets": np.asarray(prepared.offsets(window)),
+            "spans": np.asarray(prepared.image_spans(window)),
+            "origin": lambda document: prepared.origin(window, document),
+        }
 
 
 @functools.lru_cache(maxsize=4096)  # asked for with every pack
@@ -99,18 +106,14 @@ def _write(plan: WindowPlan, folder: Path) -> None:
     for name in ARRAYS:
         np.save(folder / f"{name}.npy", getattr(plan, name))
         sync_file(folder / f"{name}.npy")
-    write_json(folder / HEADER, {"training": plan.training, "dropped": plan.dropped})
+    write_json(folder / HEADER, {"training": plan.training})
 
 
 @functools.lru_cache(maxsize=256)  # a stored plan never changes
 def _open(folder: Path) -> WindowPlan:
     with _damage_named(folder):
-        header = _header(folder)
-        return WindowPlan(
-            **{name: _load(folder / f"{name}.npy") for name in ARRAYS},
-            training=header["training"],
-            dropped=header["dropped"],
-        )
+        arrays = {name: _load(folder / f"{name}.npy") for name in ARRAYS}
+        return WindowPlan(**arrays, training=_header(folder)["training"])
 
 
 def _header(folder: Path) -> dict[str, int]:

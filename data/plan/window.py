@@ -22,7 +22,7 @@ class WindowPlan:
     tokens[starts[i]:starts[i] + lengths[i]] and begins at columns[i], a multiple of the
     alignment. image_starts: place of each image's first token among the window's, ascending.
     int64, but lengths and columns int32. The first `training` packs are for training, the others
-    are held out; no document is in both. dropped: documents that were too long.
+    are held out; no document is in both. dropped: numbers of the documents that were too long.
     """
 
     pack_offsets: np.ndarray
@@ -30,8 +30,8 @@ class WindowPlan:
     lengths: np.ndarray
     columns: np.ndarray
     image_starts: np.ndarray
+    dropped: np.ndarray
     training: int
-    dropped: int
 
     def __len__(self) -> int:
         return len(self.pack_offsets) - 1
@@ -56,19 +56,7 @@ def plan_window(
         seed=settings.seed,
         window=window,
     )
-    try:
-        parts = [
-            cut(
-                chosen,
-                offsets=offsets,
-                spans=spans,
-                pack_length=settings.pack_length,
-                on_long=settings.on_long_document,
-            )
-            for chosen in both
-        ]
-    except TooLongError as error:
-        raise DataError(_too_long(origin(error.document), error, settings)) from error
+    parts = [_cut(chosen, offsets, spans, settings, origin) for chosen in both]
     training, held_out = (_packed(part, settings) for part in parts)
     return WindowPlan(
         pack_offsets=np.append(training[0], training[0][-1] + held_out[0][1:]),
@@ -76,9 +64,41 @@ def plan_window(
         lengths=np.append(training[2], held_out[2]),
         columns=np.append(training[3], held_out[3]),
         image_starts=offsets[spans["document"]] + spans["offset"],
+        dropped=np.append(parts[0].dropped, parts[1].dropped),
         training=len(training[0]) - 1,
-        dropped=sum(part.dropped for part in parts),
     )
+
+
+def require_places(
+    *,
+    offsets: np.ndarray,
+    spans: np.ndarray,
+    settings: PlanSettings,
+    origin: Callable[[int], str],
+) -> None:
+    """DataError when a document of the window is too long for the settings; much less work than
+    the plan."""
+    if settings.on_long_document == "refuse" or len(spans):
+        _cut(np.arange(len(offsets) - 1), offsets, spans, settings, origin)
+
+
+def _cut(
+    documents: np.ndarray,
+    offsets: np.ndarray,
+    spans: np.ndarray,
+    settings: PlanSettings,
+    origin: Callable[[int], str],
+) -> Pieces:
+    try:
+        return cut(
+            documents,
+            offsets=offsets,
+            spans=spans,
+            pack_length=settings.pack_length,
+            on_long=settings.on_long_document,
+        )
+    except TooLongError as error:
+        raise DataError(_too_long(origin(error.document), error, settings)) from error
 
 
 def _packed(pieces: Pieces, settings: PlanSettings) -> tuple[np.ndarray, ...]:

@@ -70,8 +70,12 @@ def show_source(out: Console, found: SourceStatistics) -> None:
             f"{_share(found.slots, found.positions)} are alignment slots behind documents",
         ),
     ]
+    if found.dropped:
+        more = found.dropped - len(found.dropped_first)
+        names = ", ".join(found.dropped_first) + (f" and {more:,} more" if more else "")
+        lines.insert(1, ("dropped", names))
     if found.images:
-        lines.insert(2, ("images", f"{found.images:,}"))
+        lines.insert(-3, ("images", f"{found.images:,}"))
     out.print(Text(found.name, style="bold"))
     for name, text in lines:
         out.print(f"  {name:10} {text}")

@@ -95,6 +95,15 @@ def test_epochs_of_a_source_are_limited_where_asked(make_packs, random_documents
     assert "data.s0.epochs=2 allows 10 of its packs, but 11 packs of training need 11" in problem
 
 
+def test_a_document_without_a_place_is_found_before_the_run(make_packs, random_documents):
+    """Whatever the window it is in, which the run may come to after days."""
+    packs = make_packs(
+        random_documents([30] * 9 + [33]), on_long_document="refuse", window_documents=2
+    )
+    with pytest.raises(DataError, match="made-up:10: 33 tokens"):
+        packs.sources[0].plan_beginning(seed=1, number=0)
+
+
 def test_a_set_travels_as_paths(make_packs, random_documents):
     packs = make_packs(random_documents([30] * 3000), hasher=None)
     places = [packs.place(i) for i in range(0, 9000, 7)]

@@ -74,3 +74,20 @@ def _send(queue, taken):
 
 def test_nothing_to_ship():
     assert Shipment.of(("no", "tensor")).unpack() == ("no", "tensor")
+
+
+def test_pinning_copies_the_whole_once(monkeypatch):
+    """Page-locked memory needs a GPU; here only what is asked of torch is looked at."""
+    pinned: list[torch.Size] = []
+
+    def pin(tensor):
+        pinned.append(tensor.shape)
+        return tensor.clone()
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    made = batch()
+    shipment = Shipment.of(made).pin_memory()
+    assert len(pinned) == 1
+    assert_same(made, shipment.unpack())
+    assert_same(made, made.pin_memory())
+    assert len(pinned) == 1 + 8  # a batch made in this process: its fields and images

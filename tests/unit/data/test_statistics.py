@@ -33,6 +33,8 @@ def test_counts_are_those_of_the_batches(make_packs, masked, on_long, with_mask)
     kept = lengths[lengths <= 32] if on_long == "drop" else lengths
     assert found.documents == 60
     assert found.dropped == 60 - len(kept)
+    too_long = [f"made-up:{i + 1}" for i in np.flatnonzero(lengths > 32).tolist()]
+    assert found.dropped_first == (tuple(too_long[:10]) if on_long == "drop" else ())
     assert found.tokens == kept.sum()
     assert found.cuts == sum((length - 1) // 32 for length in kept.tolist())
     assert found.longest == lengths.max()
