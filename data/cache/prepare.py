@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from model.config import ModelConfig
 
 Say = Callable[[str], None]
+
+SILENT_SECONDS = 5.0
 
 
 class Progress(Protocol):
@@ -53,18 +56,29 @@ class PreparedSource:
         return cls(**{**given, "set": PreparedSet.open(Path(given["set"]))})
 
 
-def recipes(data: DataConfig, model: ModelConfig) -> list[Recipe]:
-    """What is to be prepared, in the configuration's order. DataError as `read_recipe` has it."""
-    return [
-        read_recipe(
-            source,
-            model,
-            name=name,
-            tokenizer=data.tokenizer,
-            window_documents=data.window_documents,
-        )
-        for name, source in data.named_sources()
-    ]
+def recipes(data: DataConfig, model: ModelConfig, *, say: Say = print) -> list[Recipe]:
+    """What is to be prepared, in the configuration's order.
+
+    DataError with what is wrong with each of the sources, as `read_recipe` has it.
+    """
+    found, wrong = [], []
+    for name, source in data.named_sources():
+        with _said_if_long(f"Looking at the files of {name}.", say):
+            try:
+                recipe = read_recipe(
+                    source,
+                    model,
+                    name=name,
+                    tokenizer=data.tokenizer,
+                    window_documents=data.window_documents,
+                )
+            except DataError as error:
+                wrong.append(str(error))
+            else:
+                found.append(recipe)
+    if wrong:
+        raise DataError("\n".join(wrong))
+    return found
 
 
 def prepare(
@@ -85,7 +99,7 @@ def prepare(
 
     cache, processes = data.cache_folder, data.processes or usable_cores()
     sets = []
-    for recipe in recipes(data, model):
+    for recipe in recipes(data, model, say=say):
         if recipe.streaming and not whole:
             made = open_growing(recipe, cache, processes=processes, say=say)
         else:
@@ -115,13 +129,15 @@ def prepare_set(
     if (folder / COMPLETE).is_file():
         return PreparedSet.open(folder)
     room = RoomCheck(folder, total=recipe.pipeline.source.size)
-    with room.watched():
-        cache.mkdir(parents=True, exist_ok=True)
-    with locked(lock_file(folder), say=say):
+    with ExitStack() as stack:
+        with room.watched():
+            cache.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(lock_file(folder), say=say))
         if (folder / COMPLETE).is_file():  # finished while we waited
             return PreparedSet.open(folder)
-        (folder / FAILED).unlink(missing_ok=True)
         try:
+            with room.watched():
+                (folder / FAILED).unlink(missing_ok=True)
             return _fill(recipe, folder, room, processes=processes, progress=progress)
         except (DataError, CacheError, WorkerDiedError) as error:
             if keep_failed:
@@ -168,6 +184,18 @@ def _fill(
         raise
     finally:
         writer.close()
+
+
+@contextmanager
+def _said_if_long(text: str, say: Say) -> Iterator[None]:
+    """Say `text` when what is done inside takes more than some seconds."""
+    timer = threading.Timer(SILENT_SECONDS, say, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _leave_word(folder: Path, error: Exception) -> None:

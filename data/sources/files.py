@@ -6,6 +6,7 @@ import glob
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from data.errors import BrokenFileError, DataError
 
 SAMPLES, SAMPLE_BYTES = 16, 2**14
 MOST_LISTED = 10
+THREADS = 16
 
 
 @dataclass(frozen=True)
@@ -55,19 +57,18 @@ def find_files(paths: Sequence[str], *, patterns: Sequence[str], setting: str) -
     return list(dict.fromkeys(found))
 
 
-def mark_files(paths: Iterable[Path], *, setting: str) -> tuple[FileMark, ...]:
+def mark_files(paths: Sequence[Path], *, setting: str) -> tuple[FileMark, ...]:
     """Look at every file. DataError lists all that cannot be read or are empty."""
     marks: list[FileMark] = []
     bad: list[str] = []
-    for path in paths:
-        try:
-            mark = _mark(path)
-        except OSError as error:
-            bad.append(f"{path}: cannot be read ({error.strerror or error})")
-            continue
-        marks.append(mark)
-        if not mark.size:
-            bad.append(f"{path}: the file is empty")
+    with ThreadPoolExecutor(THREADS) as threads:  # a network's answers take their time
+        for path, mark in zip(paths, threads.map(_mark_or_error, paths), strict=True):
+            if isinstance(mark, OSError):
+                bad.append(f"{path}: cannot be read ({mark.strerror or mark})")
+            elif not mark.size:
+                bad.append(f"{path}: the file is empty")
+            else:
+                marks.append(mark)
     if bad:
         fix = f"make them readable (chmod +r), give them content, or leave them out of {setting}"
         raise DataError(listed(bad, fix=fix))
@@ -123,6 +124,13 @@ def listed(lines: Sequence[str], *, fix: str) -> str:
         shown.append(f"  and {len(lines) - MOST_LISTED:,} more")
     head = f"{len(lines):,} files or paths cannot be used:"
     return "\n".join([head, *shown, f"{fix[0].upper()}{fix[1:]}."])
+
+
+def _mark_or_error(path: Path) -> FileMark | OSError:
+    try:
+        return _mark(path)
+    except OSError as error:
+        return error
 
 
 def _mark(path: Path) -> FileMark:

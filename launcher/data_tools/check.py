@@ -17,7 +17,7 @@ def run(config: RunConfig) -> int:
     """Look at all documents of all sources. 65 when anything is found, else 0."""
     data, found = config.data, 0
     with SourceView("checking") as view, told():
-        for recipe in recipes(data, config.model):
+        for recipe in recipes(data, config.model, say=view.say):
             check = Check(
                 recipe,
                 pack_length=data.pack_length,

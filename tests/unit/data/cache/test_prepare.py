@@ -348,9 +348,12 @@ def test_each_source_of_a_mixture_is_a_set_of_its_own(make, make_data, model, tm
 
 def test_bad_sources_of_a_mixture_are_named(make_data, model, tmp_path):
     gone = MixtureSource(source="text", paths=(str(tmp_path / "none"),), weight=1.0)
-    mixed = make_data(source="mixture", mixture={"a": gone}, cache_dir=str(tmp_path))
-    with pytest.raises(DataError, match=r"none: no such file.*correct data\.mixture\.a\.paths"):
+    mixed = make_data(source="mixture", mixture={"a": gone, "b": gone}, cache_dir=str(tmp_path))
+    with pytest.raises(DataError) as raised:
         prepare(mixed, model)
+    for line, name in zip(str(raised.value).splitlines(), "ab", strict=True):
+        assert "none: no such file" in line
+        assert line.endswith(f"correct data.mixture.{name}.paths")
 
 
 def test_a_disk_that_will_not_do_is_told_early(make, model, small_blocks, monkeypatch):
@@ -411,6 +414,13 @@ if __name__ == "__main__":
     prepare(data, model, progress=look)
     print(max(pages) * resource.getpagesize())
 """
+
+
+def test_a_lock_that_cannot_be_made(make, model, monkeypatch):
+    data, recipe = make(lines(3))
+    (data.cache_folder / f"{recipe.folder_name}.lock").mkdir(parents=True)
+    with pytest.raises(CacheError, match=r"cannot be written \(Is a directory"):
+        prepare(data, model)
 
 
 @pytest.mark.slow
