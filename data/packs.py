@@ -72,12 +72,15 @@ class PackSource:
         return self.plans.training_packs(window) if self._wait_for(window) else None
 
     def plan_beginning(self, *, seed: int, number: int) -> None:
-        """Plan the windows that a run needs at once: of its first step, and to evaluate on.
+        """Plan the windows that a run needs at once: of its first step, to evaluate on, and all to
+        see whether limited epochs suffice.
 
         DataError when any window that is there has a document that cannot be packed.
         """
         for window in range(self.plans.prepared.windows):
             self.plans.require_places(window)
+            if self.epochs is not None and not self.streaming:
+                self.packs(window)
         order = SourceOrder(self, seed=seed, source=number, arrival=self.streaming)
         with suppress(NoPackError):
             order.locate(0)
