@@ -13,20 +13,20 @@ from typing import Any
 
 from data.errors import DataError
 from data.images.shapes import draw
+from data.kinds.image_chat import PLACEHOLDER
 from data.sources.base import IMAGE_BLOCK_RECORDS, Block, Record
 
 COUNT = 1200
-EVERY = 6  # one conversation in so many has two pictures
-QUESTION, QUESTION_OF_TWO = "What is in the picture?", "What is in the two pictures?"
+EVERY = 12  # one conversation in so many has two pictures
 PHOTOGRAPH = "grace_hopper.jpg"
 CAPTION = "A photograph of Grace Hopper in uniform, before the flag of the United States."
 
 
 @dataclass(frozen=True)
 class PicturesSource:
-    """Conversations of one question and one answer, the caption of the shown picture or pictures.
+    """Conversations in which the user shows a picture, or two, and the answer is the caption.
 
-    The first shows the photograph, the others drawn shapes. messages, role, content and images
+    The first shows the photograph, the others show drawn shapes. messages, role, content and images
     are the names of the fields.
     """
 
@@ -48,7 +48,7 @@ class PicturesSource:
         for number in range(0, COUNT, 100):  # drawing all of them would take a second
             picture = draw(number)
             digest.update(picture.pixels.tobytes() + picture.caption.encode())
-        return ["pictures", COUNT, EVERY, QUESTION, QUESTION_OF_TWO, CAPTION, digest.hexdigest()]
+        return ["pictures", COUNT, EVERY, CAPTION, digest.hexdigest()]
 
     def stamp(self) -> list[Any]:
         return self.identity()
@@ -77,10 +77,8 @@ class PicturesSource:
         return self._record([_png(first.pixels), _png(second.pixels)], answer)
 
     def _record(self, images: list[bytes], answer: str) -> dict[str, Any]:
-        question = QUESTION if len(images) == 1 else QUESTION_OF_TWO
-        shown = "<image>" * len(images) + question
         messages = [
-            {self.role: "user", self.content: shown},
+            {self.role: "user", self.content: PLACEHOLDER * len(images)},
             {self.role: "assistant", self.content: answer},
         ]
         return {self.messages: messages, self.images: images}
