@@ -1,0 +1,168 @@
+"""Training on captioned pictures: what is learnt, from what, and that seeing helps."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from data.config import DataConfig
+from data.corpus import Corpus, load_corpus
+from data.images.shapes import draw
+from data.loader import batches
+from data.sources.pictures import CAPTION
+from data.tokenizer import load_token_map
+from model.config import ModelConfig, VisionConfig
+from model.layout import Images, ModelInputs
+from trainer.config import TrainerConfig
+from trainer.learner import Learner, build_learner
+from trainer.ranks import Ranks
+from trainer.step import StepSettings, train_step
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer.json whose tokens are the words of the captions: short ones, as people's are."""
+    from tokenizers import AddedToken, Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    marks = ["<bos>", "<eos>", "<pad>", "<image>", "<unk>", "<｜System｜>", "<｜User｜>"]
+    marks += ["<｜Assistant｜>", "</think>"]
+    spoken = {word for n in range(500) for word in draw(n).caption.split()}
+    spoken |= {word.capitalize() for word in spoken} | {*"First then and , .".split()}
+    spoken |= {*re.findall(r"\w+|\S", CAPTION)}
+    vocabulary = {token: n for n, token in enumerate([*marks, *sorted(spoken)])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
+    path = tmp_path_factory.mktemp("words") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def seeing(config: TrainerConfig, words: Path) -> TrainerConfig:
+    """The reference model that sees, on the pictures that need no download."""
+    document = json.loads((GOLDEN / "tiny_image/config.json").read_text())
+    tower = VisionConfig(
+        num_hidden_layers=2,
+        hidden_size=64,
+        num_attention_heads=4,
+        intermediate_size=128,
+        patch_size=8,
+        max_image_tokens=64,
+        min_pixels=2304,
+    )
+    model = dataclasses.replace(
+        ModelConfig.from_released(document),
+        initializer_range=0.06,
+        engram_compressed_vocab_size=int(load_token_map(str(words)).max()) + 1,
+        sliding_window=32,
+        index_topk=32,
+        candidate_topk_blocks=8,
+        vision=tower,
+    )
+    data = DataConfig(
+        source="pictures",
+        kind="image_chat",
+        tokenizer=str(words),
+        pack_length=512,
+        holdout=0.05,
+    )
+    return dataclasses.replace(config, model=model, data=data)
+
+
+@pytest.fixture(scope="module")
+def corpus(seeing: TrainerConfig) -> Corpus:
+    return load_corpus(seeing.data, seeing.model, seed=seeing.seed)
+
+
+def stream(corpus: Corpus, steps: int, workers: int = 0):
+    return batches(
+        corpus.train,
+        first_step=0,
+        steps=steps,
+        packs_per_step=1,
+        packs_per_micro_batch=1,
+        rank=0,
+        ranks=1,
+        workers=workers,
+    )
+
+
+def test_labels_stand_on_captions_alone(corpus: Corpus, seeing: TrainerConfig) -> None:
+    (batch,) = next(iter(stream(corpus, 1)))
+    assert batch.images is not None
+    cells = (-(-batch.images.grids // 3)).prod(1)
+    assert int(cells.sum()) == int((batch.token_types == 1).sum()) > 20
+    spans = batch.token_types >= 0
+    assert (batch.input_ids[spans] == seeing.model.image_token_id).all()
+    assert not (batch.labels == seeing.model.image_token_id).any()
+    after = torch.cat([spans[:, 1:], torch.zeros(len(spans), 1, dtype=torch.bool)], dim=1)
+    assert (batch.labels[after] == -100).all()
+    assert 0.2 < batch.valid_tokens / batch.real_tokens < 0.8
+
+
+def learn(learner: Learner, corpus: Corpus, steps: int) -> list[float]:
+    losses = []
+    for step, micro_batches in enumerate(stream(corpus, steps)):
+        rate = 2e-3 * min(1.0, (step + 1) / 10, (steps - step) / (0.4 * steps))
+        settings = StepSettings(lr=rate, table_lr=5 * rate, clip_norm=1.0)
+        result = train_step(learner, micro_batches, settings, ranks=Ranks())
+        assert result.loss is not None
+        losses.append(result.loss)
+    return losses
+
+
+def test_the_loss_falls_and_the_tower_learns(corpus: Corpus, seeing: TrainerConfig) -> None:
+    learner = build_learner(seeing)
+    before = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
+    losses = learn(learner, corpus, 12)
+    assert losses[0] > 5.5 and losses[-1] < 4
+    still = [
+        name
+        for name, p in learner.model.named_parameters()
+        if name.startswith(("vision.", "aligner.", "image_")) and torch.equal(p, before[name])
+    ]
+    assert still == []
+
+
+@pytest.mark.slow
+def test_captions_are_read_off_the_pictures(corpus: Corpus, seeing: TrainerConfig) -> None:
+    """Of held-out pictures: with another one's pixels in their place the caption is missed."""
+    learner = build_learner(seeing)
+    learn(learner, corpus, 240)
+    batch = next(
+        iter(
+            batches(
+                dataclasses.replace(corpus.train, held_out=True),
+                first_step=0,
+                steps=1,
+                packs_per_step=1,
+                packs_per_micro_batch=1,
+                rank=0,
+                ranks=1,
+                workers=0,
+            )
+        )
+    )[0]
+    assert batch.images is not None
+    images = Images(batch.images.patches, batch.images.grids)
+    others = dataclasses.replace(images, patches=images.patches.roll(36, 0))
+    losses = []
+    for shown in (images, others):
+        inputs = ModelInputs(
+            batch.input_ids, batch.seq_ids, batch.position_ids, batch.token_types, shown
+        )
+        window = learner.store.open_window([batch.engram_rows])
+        with torch.no_grad():
+            out = learner.model(inputs, engram=window.rows(0), labels=batch.labels)
+        losses.append(float(out.loss_sum) / batch.valid_tokens)
+    assert losses[0] < 0.6 * losses[1]
