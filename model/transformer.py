@@ -78,7 +78,7 @@ class DeepseekV41(nn.Module):
         self.head = Head(config)
         self.vision = self.aligner = None
         if config.vision.num_hidden_layers:
-            self.vision = VisionTower(config.vision)
+            self.vision = VisionTower(config.vision, recompute=recompute)
             self.aligner = Aligner(config)
             self.image_start = nn.Parameter(torch.empty(config.hidden_size))
             self.image_newline = nn.Parameter(torch.empty(config.hidden_size))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from model.config import VisionConfig
 from model.norm import RMSNorm
 from model.precision import Linear
+from model.recompute import Recompute, run_twice
 from model.vision.packing import PackedImages
 from model.vision.rotary import Turn2d
 
@@ -19,15 +20,17 @@ class VisionTower(nn.Module):
     """Patches of several images [P, 3 * patch^2] -> features [P, hidden_size], in their order.
 
     Images of equal patch count share one attention call, batched; there is no mask and nothing of
-    the size of all patches squared.
+    the size of all patches squared. `recompute`: see `VisionBlock`.
     """
 
-    def __init__(self, config: VisionConfig) -> None:
+    def __init__(self, config: VisionConfig, *, recompute: Recompute = "none") -> None:
         super().__init__()
         self.head_dim = config.hidden_size // config.num_attention_heads
         self.theta = config.rope_theta
         self.patch_embed = PatchEmbed(config)
-        self.blocks = nn.ModuleList(VisionBlock(config) for _ in range(config.num_hidden_layers))
+        self.blocks = nn.ModuleList(
+            VisionBlock(config, recompute=recompute) for _ in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, EPS, fp32_weight=True)
 
     def forward(self, patches: Tensor, grids: Tensor) -> Tensor:
@@ -52,18 +55,29 @@ class PatchEmbed(nn.Module):
 
 
 class VisionBlock(nn.Module):
-    """x += attention(norm1 x); x += mlp(norm2 x)."""
+    """x += attention(norm1 x); x += mlp(norm2 x).
 
-    def __init__(self, config: VisionConfig) -> None:
+    With `recompute` (full or selective) backward runs it again from x, which alone is kept.
+    """
+
+    def __init__(self, config: VisionConfig, *, recompute: Recompute = "none") -> None:
         super().__init__()
+        self.recompute = recompute
         self.norm1 = RMSNorm(config.hidden_size, EPS, fp32_weight=True)
         self.attn = VisionAttention(config)
         self.norm2 = RMSNorm(config.hidden_size, EPS, fp32_weight=True)
         self.mlp = VisionMLP(config)
 
     def forward(self, x: Tensor, turn: Turn2d, buckets: list[tuple[int, int]]) -> Tensor:
-        x = x + self.attn(self.norm1(x), turn, buckets)
-        return x + self.mlp(self.norm2(x))
+        def run(x: Tensor) -> tuple[Tensor]:
+            x = x + self.attn(self.norm1(x), turn, buckets)
+            return (x + self.mlp(self.norm2(x)),)
+
+        if self.recompute == "none" or not torch.is_grad_enabled():
+            return run(x)[0]
+        (out,) = run_twice(run, [x], list(self.parameters()))
+        assert out is not None
+        return out
 
 
 class VisionAttention(nn.Module):

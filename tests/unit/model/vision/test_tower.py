@@ -127,3 +127,36 @@ def test_dtype_of_the_patches(image_config, make_rig: Callable, picture) -> None
     assert rounded.dtype == torch.bfloat16
     error = (rounded.float() - exact).norm() / exact.norm()
     assert 1e-4 < error < 3e-2
+
+
+def kept_bytes(run: Callable[[], Tensor]) -> tuple[int, Tensor]:
+    """Bytes that a forward keeps for backward, each storage once, and its result."""
+    kept = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = run()
+    return sum(kept.values()), out
+
+
+def test_recomputation_keeps_less_and_changes_no_bit(model, picture) -> None:
+    pictures = [picture(6, 5, 1), picture(3, 10, 2), picture(2, 2, 3)]
+    grids = torch.tensor([[p.rows, p.cols] for p in pictures])
+    patches = torch.cat([p.patches() for p in pictures])
+    plain = model.vision
+    twice = VisionTower(model.config.vision, recompute="full")
+    twice.load_state_dict(plain.state_dict())
+    kept, grads = [], []
+    for tower in (plain, twice):
+        size, out = kept_bytes(lambda tower=tower: tower(patches, grids))
+        kept.append(size)
+        names, parameters = zip(*tower.named_parameters(), strict=True)
+        found = torch.autograd.grad((out * out.detach().cos()).sum(), parameters)
+        grads.append(dict(zip(names, found, strict=True)))
+    assert kept[1] < 0.5 * kept[0]
+    assert [n for n in grads[0] if not torch.equal(grads[0][n], grads[1][n])] == []
+    with torch.no_grad():
+        assert torch.equal(plain(patches, grids), twice(patches, grids))
