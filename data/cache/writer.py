@@ -69,6 +69,7 @@ class SetWriter:
         if not (folder / HEADER).exists():
             write_json(folder / HEADER, {"format": FORMAT, **header})
         self._resume()
+        self._whole = self._state()
 
     @property
     def empty(self) -> bool:
@@ -86,16 +87,20 @@ class SetWriter:
         self._write(encoded)
         self.position, self.skip = position, 0
         self.dropped += dropped
+        self._whole = self._state()
         if time.monotonic() - self._synced >= SYNC_SECONDS:
             self.sync()
 
     def sync(self) -> None:
-        """Make everything written so far durable."""
+        """Make everything that was appended so far durable.
+
+        Also after an exception in the middle of `append`: what it left half-written is cut off by
+        the next to open the set.
+        """
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
-        state = {"window": self.window, "counts": self._counts, **self._place()}
-        write_json(self.folder / PROGRESS, state)
+        write_json(self.folder / PROGRESS, self._whole)
         self._synced = time.monotonic()
 
     def complete(self) -> PreparedSet:
@@ -171,6 +176,9 @@ class SetWriter:
 
     def _kept(self) -> list[str]:
         return [name for name in APPENDED if self._labelled or name != "labelled"]
+
+    def _state(self) -> dict[str, Any]:
+        return {"window": self.window, "counts": dict(self._counts), **self._place()}
 
     def _place(self) -> dict[str, Any]:
         return {"position": self.position, "skip": self.skip, "dropped": self.dropped}

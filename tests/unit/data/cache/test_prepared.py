@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +154,47 @@ def test_killed_between_any_two_writes(no_fsync, tmp_path):
             survived += 1
             break
     assert survived
+
+
+def test_interrupted_between_any_two_lines_of_the_writer(no_fsync, tmp_path):
+    """Ctrl-C may come anywhere; what is then made durable is whole, and nothing is twice."""
+    parts = blocks([3, 8, 4])
+    expected = contents(write(tmp_path / "whole", parts).folder)
+    for lines in range(0, 400, 3):
+        left = lines
+
+        def trace(frame, event, arg):
+            nonlocal left
+            if not frame.f_code.co_filename.endswith("writer.py"):
+                return None
+            if event == "line" and frame.f_code.co_name in ("append", "_write", "_finish_window"):
+                left -= 1
+                if left < 0:
+                    raise KeyboardInterrupt
+            return trace
+
+        folder = tmp_path / f"stopped-{lines}"
+        target = writer(folder)
+        sys.settrace(trace)
+        try:
+            for number, part in enumerate(parts):
+                target.append(part, position=number + 1)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        done = left >= 0
+        target.sync()
+        target.close()
+        target = writer(folder)
+        for number in range(target.position or 0, len(parts)):
+            target.append(parts[number], position=number + 1)
+        target.complete()
+        assert contents(folder) == expected, lines
+        if done:
+            break
+    else:
+        pytest.fail("no run came to its end")
 
 
 def test_a_window_that_was_tampered_with_is_begun_anew(no_fsync, tmp_path):
