@@ -38,7 +38,7 @@ class Picture:
 
 def draw(number: int) -> Picture:
     """The picture of this number, always the same: size, colour, form and place are drawn from it,
-    and so are a gray background and some pixels' offset, which the caption leaves out."""
+    and so are a pale background and some pixels' offset, which the caption leaves out."""
     drawn = hashlib.sha256(b"shape %d" % number).digest()
     size = sorted(SIZES)[drawn[0] % len(SIZES)]
     colour = sorted(COLOURS)[drawn[1] % len(COLOURS)]
@@ -46,7 +46,8 @@ def draw(number: int) -> Picture:
     place = sorted(PLACES)[drawn[3] % len(PLACES)]
     y, x = (SIZE * (2 * part + 1) / 4 + drawn[4 + axis] % 5 - 2 for axis, part in enumerate(place))
     inside = _inside(form, y, x, SIZES[size])
-    pixels = np.full((SIZE, SIZE, 3), 200 + drawn[6] % 56, dtype=np.uint8)
+    pale = [200 + drawn[6 + channel] % 56 for channel in range(3)]
+    pixels = np.full((SIZE, SIZE, 3), pale, dtype=np.uint8)
     pixels[inside] = COLOURS[colour]
     return Picture(pixels, f"a {size} {colour} {form} {PLACES[place]}")
 
