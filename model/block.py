@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from model.attention.csa import AttentionContext, CSAttention, SharedKV
-from model.config import ModelConfig
+from model.config import ModelConfig, Recompute
 from model.engram.layer import Engram
 from model.engram.rows import EngramRows
 from model.hyper_connection import HyperConnection, expand, read
 from model.moe.experts import MoE
 from model.norm import RMSNorm
 from model.rebuild import rebuilding
-from model.recompute import Recompute, run_twice
+from model.recompute import run_twice
 
 
 class BlockOutput(NamedTuple):

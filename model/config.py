@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Role = Literal["window", "source", "reindex", "reuse"]
+Recompute = Literal["none", "full", "selective"]
 
 
 @dataclass(frozen=True)

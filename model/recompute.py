@@ -8,12 +8,9 @@ a time. What must not happen twice (choices, look-ups) the caller keeps from the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
-
-Recompute = Literal["none", "full", "selective"]
 
 
 def run_twice(

@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from model.attention.csa import AttentionContext, SharedKV
 from model.block import Block
 from model.compiled import install
-from model.config import CompileConfig, ModelConfig
+from model.config import CompileConfig, ModelConfig, Recompute
 from model.engram.rows import EngramRows
 from model.hyper_connection import read
 from model.layout import Layout, ModelInputs, pad_rows
 from model.loss import cross_entropy_sum
 from model.norm import RMSNorm
-from model.recompute import Recompute
 from model.rope import plain_frequencies, yarn_frequencies
 from model.vision.aligner import Aligner
 from model.vision.spans import END, NEWLINE, START, blank_image, fill_spans, require_sound

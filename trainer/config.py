@@ -12,8 +12,7 @@ from typing import Literal
 
 from data.config import DataConfig
 from data.order import sharing_problems
-from model.config import ModelConfig
-from model.recompute import Recompute
+from model.config import ModelConfig, Recompute
 
 
 def _whole(key: str, value: int, *, least: int) -> list[str]:

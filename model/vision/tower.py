@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.config import VisionConfig
+from model.config import Recompute, VisionConfig
 from model.norm import RMSNorm
 from model.precision import Linear
-from model.recompute import Recompute, run_twice
+from model.recompute import run_twice
 from model.vision.packing import PackedImages
 from model.vision.rotary import Turn2d
 

@@ -103,9 +103,10 @@ def test_a_bad_first_line_ends_it_at_once(streamed, model):
 
 
 OWNER = """
-import pickle, sys, time
+import pickle, signal, sys, time
 from data.cache.prepare import prepare
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # may be ignored around the tests
     prepare(*pickle.load(open(sys.argv[1], "rb")))
     print("begun", flush=True)
     time.sleep(600)
