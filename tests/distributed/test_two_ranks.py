@@ -158,6 +158,7 @@ def test_two_ranks_train_like_one(single, mesh):
         assert change <= limit**2 * sum(float(left[n].square().sum()) for n in names), part
 
 
+@pytest.mark.slow
 def test_two_ranks_round_to_bfloat16_like_one(tmp_path):
     """FSDP rounds parameters when it gathers them, one rank where it uses them."""
     config = tiny(tmp_path)
