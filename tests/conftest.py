@@ -23,6 +23,7 @@ from model.quantization.released import (
     encode_fp8_blocks,
     encode_fp8_rows,
 )
+from tests.ranks import Ranks
 
 GOLDEN = Path(__file__).parent / "golden"
 E8M0 = torch.float8_e8m0fnu
@@ -163,3 +164,11 @@ def small(pristine: Small, tmp_path: Path) -> Small:
     path = tmp_path / "weights"
     shutil.copytree(pristine.path, path)
     return Small(path, pristine.config, pristine.decoded, pristine.draft)
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """The pool of ranks, see tests/ranks.py."""
+    pool = Ranks()
+    yield pool
+    pool.close()

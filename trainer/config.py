@@ -154,23 +154,53 @@ class IndexerConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """The mesh: dp_replicate copies of the model, each sharded over dp_shard ranks.
+    """The mesh, see `model.parallel.mesh`: dp_replicate copies of the model, each sharded over
+    dp_shard * cp ranks; cp ranks divide a sequence, ep ranks the experts, engram_owners ranks
+    (None = all) the Engram tables.
 
+    engram_window_bytes: bound of the rows and their gradients that are fetched at a time.
     recompute: what a layer computes again in backward instead of keeping it, see `model.block`.
     """
 
     dp_replicate: int = 1
     dp_shard: int = 1
+    cp: int = 1
+    ep: int = 1
+    engram_owners: int | None = None
+    engram_window_bytes: int = 256 << 20
     recompute: Recompute = "none"
 
     @property
     def world(self) -> int:
         """Ranks that this mesh needs."""
-        return self.dp_replicate * self.dp_shard
+        return self.dp_replicate * self.dp_shard * self.cp
+
+    @property
+    def owners(self) -> int:
+        """Ranks that hold the Engram tables together."""
+        return self.world if self.engram_owners is None else self.engram_owners
 
     def problems(self) -> list[str]:
-        found = _whole("parallel.dp_replicate", self.dp_replicate, least=1)
-        return found + _whole("parallel.dp_shard", self.dp_shard, least=1)
+        found = []
+        for name in ("dp_replicate", "dp_shard", "cp", "ep"):
+            found += _whole(f"parallel.{name}", getattr(self, name), least=1)
+        if self.engram_owners is not None:
+            found += _whole("parallel.engram_owners", self.engram_owners, least=1)
+        found += _whole("parallel.engram_window_bytes", self.engram_window_bytes, least=1 << 16)
+        if found:
+            return found
+        if self.dp_shard * self.cp % self.ep:
+            found.append(
+                f"parallel.ep={self.ep} does not divide parallel.dp_shard={self.dp_shard} x "
+                f"parallel.cp={self.cp}, the ranks that share one copy of the experts; use a "
+                "divisor"
+            )
+        if self.world % self.owners:
+            found.append(
+                f"parallel.engram_owners={self.engram_owners} does not divide the {self.world} "
+                "ranks of the mesh; use a divisor"
+            )
+        return found
 
 
 @dataclass(frozen=True)
