@@ -15,6 +15,7 @@ from model.engram.rows import EngramRows
 from model.hyper_connection import HyperConnection, expand, read
 from model.moe.experts import MoE
 from model.norm import RMSNorm
+from model.parallel.mesh import Mesh
 from model.rebuild import rebuilding
 from model.recompute import run_twice
 
@@ -93,7 +94,14 @@ class Block(nn.Module):
     read: Callable[[Tensor, Tensor], Tensor]
     expand: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
-    def __init__(self, config: ModelConfig, layer: int, *, recompute: Recompute = "none") -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        *,
+        recompute: Recompute = "none",
+        mesh: Mesh = Mesh(),  # noqa: B008, frozen
+    ) -> None:
         super().__init__()
         self.recompute = recompute
         self.engram = Engram(config) if layer in config.engram_layers else None
@@ -102,7 +110,7 @@ class Block(nn.Module):
         self.attn = CSAttention(config, layer)
         self.hc_ffn = HyperConnection(config)
         self.ffn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.ffn = MoE(config)
+        self.ffn = MoE(config, ep=mesh.ep)
         self.read, self.expand = read, expand
 
     def forward(

@@ -17,6 +17,7 @@ from model.hyper_connection import read
 from model.layout import Layout, ModelInputs, pad_rows
 from model.loss import cross_entropy_sum
 from model.norm import RMSNorm
+from model.parallel.mesh import Mesh
 from model.rope import plain_frequencies, yarn_frequencies
 from model.vision.aligner import Aligner
 from model.vision.spans import END, NEWLINE, START, blank_image, fill_spans, require_sound
@@ -61,17 +62,23 @@ class DeepseekV41(nn.Module):
 
     The indexer has no gradient from the language-model loss. With `distill` it learns from
     index_loss, which a forward without gradients does not compute; otherwise it is frozen.
-    `recompute`: see `Block`.
+    `recompute`: see `Block`. `mesh`: the ranks that run this model together.
     """
 
     def __init__(
-        self, config: ModelConfig, *, distill: bool = False, recompute: Recompute = "none"
+        self,
+        config: ModelConfig,
+        *,
+        distill: bool = False,
+        recompute: Recompute = "none",
+        mesh: Mesh = Mesh(),  # noqa: B008, frozen
     ) -> None:
         super().__init__()
         self.config, self.distill = config, distill
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
-            Block(config, n, recompute=recompute) for n in range(config.num_hidden_layers)
+            Block(config, n, recompute=recompute, mesh=mesh)
+            for n in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.head = Head(config)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from model.config import ModelConfig
 from model.layout import Documents
 from model.moe.router import Router, Routing
+from model.parallel.group import Group
 
 # Matrix libraries take other kernels for very few rows, with other roundings: a token's bits would
 # depend on how many tokens of other documents share its expert.
@@ -29,10 +30,10 @@ class MoEOutput(NamedTuple):
 class MoE(nn.Module):
     """Routed and shared experts over x [T, D]."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, *, ep: Group = Group()) -> None:  # noqa: B008, frozen
         super().__init__()
         self.gate = Router(config)
-        self.experts = Experts(config)
+        self.experts = Experts(config, ep=ep)
         self.shared_experts = SharedExpert(config)
 
     def forward(
@@ -61,8 +62,9 @@ class Experts(nn.Module):
     """All routed experts, stacked: w13 [E, 2I, D], gate rows (w1) then up rows (w3), and w2
     [E, D, I]. Gate and up are one product."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, *, ep: Group = Group()) -> None:  # noqa: B008, frozen
         super().__init__()
+        self.ep = ep
         e, width, inner = config.n_routed_experts, config.hidden_size, config.moe_intermediate_size
         self.w13 = nn.Parameter(torch.empty(e, 2 * inner, width))
         self.w2 = nn.Parameter(torch.empty(e, width, inner))
