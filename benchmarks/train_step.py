@@ -23,7 +23,7 @@ import torch
 from data.engram import RowHasher
 from data.tokenizer import load_tokenizer
 from model.config import ModelConfig
-from model.engram.store import LocalStore
+from model.engram.owners import OwnerStore
 from model.init import init_weights
 from model.layout import ModelInputs
 from model.transformer import DeepseekV41
@@ -52,7 +52,7 @@ def main() -> None:
     config = ModelConfig.from_released(json.loads(args.model.read_text()))
     model = DeepseekV41(config)
     init_weights(model, seed=0, std=config.initializer_range)
-    store = LocalStore(config, seed=0)
+    store = OwnerStore(config, seed=0)
     inputs, labels, rows = pack(config, args)
     optimizer = build_adamw(model, OPTIM)
     tables = SparseAdam(store, beta1=OPTIM.beta1, beta2=OPTIM.beta2, eps=OPTIM.eps)

@@ -190,7 +190,7 @@ def _mapped_tables(config: RunConfig, checkpoint: Path) -> dict[str, Table]:
     from model.released.tables import store_tables
     from trainer.state import TrainState
 
-    if config.model.engram.store == "local" or not config.model.engram_layers:
+    if config.model.engram.store != "mapped" or not config.model.engram_layers:
         return {}
     # In fp32: what a table holds, not what a narrower model makes of it.
     store = MappedStore(replace(config.model, dtype="float32"), token_map=None)

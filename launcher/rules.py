@@ -112,7 +112,7 @@ def weights_fit_model(model: ModelConfig) -> list[str]:
     from model.released.errors import shortened
 
     found = weights_problems(
-        Path(model.weights).expanduser(), model, tables=model.engram.store == "local"
+        Path(model.weights).expanduser(), model, tables=model.engram.store != "mapped"
     )
     return [f"model.weights={model.weights}: {problem}" for problem in shortened(found)]
 
@@ -138,7 +138,7 @@ def model_fits_memory(
     weights = 3 * experts * model.hidden_size * model.moe_intermediate_size
     weights += 2 * model.vocab_size * model.hidden_size
     held = weights / parallel.dp_shard
-    if model.engram.store == "local":  # whole on every rank
+    if model.engram.store != "mapped":  # whole on every rank
         tables = sum(model.engram_num_embeddings) * model.engram_head_dim
         weights, held = weights + tables, held + tables
     needed = held * BYTES_PER_WEIGHT * launcher.ranks

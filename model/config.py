@@ -64,11 +64,12 @@ class CompileConfig:
 class EngramStoreConfig:
     """Where the Engram tables live.
 
-    local: in memory, learning with the model. mapped: rows read by id out of the files at `path`
-    (a folder of safetensors, or a .gguf file), frozen.
+    device: beside the model, learning with it. host: in the host's pinned memory, learning, for
+    tables larger than an accelerator; on a CPU the same as device. mapped: rows read by id out of
+    the files at `path` (a folder of safetensors, or a .gguf file), frozen.
     """
 
-    store: Literal["local", "mapped"] = "local"
+    store: Literal["device", "host", "mapped"] = "device"
     path: str = ""
 
 

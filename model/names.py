@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from model.engram.store import LocalStore, Window
+from model.engram.owners import OwnerStore
+from model.engram.store import Window
 from model.transformer import DeepseekV41
 
 
@@ -63,7 +64,7 @@ def table_name(layer: int) -> str:
     return f"layers.{layer}.engram.embed.weight"
 
 
-def released_gradients(model: DeepseekV41, store: LocalStore, window: Window) -> dict[str, Tensor]:
+def released_gradients(model: DeepseekV41, store: OwnerStore, window: Window) -> dict[str, Tensor]:
     """Gradients by released name, tables dense; parameters without a gradient are left out."""
     out = {}
     for name, parameter in model.named_parameters():

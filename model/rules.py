@@ -134,17 +134,17 @@ def _engram(c: ModelConfig) -> list[str]:
             f"engram_num_embeddings has {len(c.engram_num_embeddings)} row counts for "
             f"{len(c.engram_layer_ids)} engram_layer_ids; give one for each"
         )
-    if c.engram.store not in ("local", "mapped"):
-        out.append(f"engram.store={c.engram.store} is unknown; use local or mapped")
+    if c.engram.store not in ("device", "host", "mapped"):
+        out.append(f"engram.store={c.engram.store} is unknown; use device, host or mapped")
     elif c.engram.store == "mapped" and not c.engram.path:
         out.append(
             "engram.store=mapped needs engram.path: a folder of safetensors, or a .gguf file"
         )
     elif c.engram.store == "mapped" and not c.engram_layers:
-        out.append("engram.store=mapped, but this model has no Engram layer; use store=local")
-    elif c.engram.store == "local" and c.engram.path:
+        out.append("engram.store=mapped, but this model has no Engram layer; use store=device")
+    elif c.engram.store != "mapped" and c.engram.path:
         out.append(
-            f"engram.path={c.engram.path} is not read by engram.store=local; set "
+            f"engram.path={c.engram.path} is not read by engram.store={c.engram.store}; set "
             "engram.store=mapped, or drop the path"
         )
     if not c.engram_layer_ids:

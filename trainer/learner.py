@@ -9,7 +9,8 @@ from torch import Tensor
 
 from data.tokenizer import load_token_map
 from model.engram.mapped import MappedStore
-from model.engram.store import LocalStore, RowStore
+from model.engram.owners import OwnerStore
+from model.engram.store import RowStore
 from model.init import init_weights
 from model.names import table_name
 from model.released.load import Progress
@@ -50,9 +51,9 @@ class Learner:
 def weights_by_name(model: DeepseekV41, store: RowStore) -> dict[str, Tensor]:
     """The part of `Learner.tensors` that a forward reads: model/ and tables/."""
     found = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
-    if isinstance(store, LocalStore):
-        for layer, weight in zip(store.layers, store.weight, strict=True):
-            found[f"tables/{table_name(layer)}"] = weight
+    if isinstance(store, OwnerStore):
+        for index, table in enumerate(store.primary):
+            found[f"tables/{table_name(table.layer)}"] = store.as_global(index, table.weight)
     return found
 
 
@@ -78,9 +79,9 @@ def build_learner(
         load_weights(config.model, model, store, ranks=ranks, progress=progress)
     optim = config.optim
     tables: TableOptimizer | None = None
-    if isinstance(store, LocalStore) and optim.name == "pretrain":
+    if isinstance(store, OwnerStore) and optim.name == "pretrain":
         tables = SinkhornTables(store)
-    elif isinstance(store, LocalStore):
+    elif isinstance(store, OwnerStore):
         tables = SparseAdam(store, beta1=optim.beta1, beta2=optim.beta2, eps=optim.eps)
     return Learner(
         model=model,
@@ -94,7 +95,7 @@ def build_store(config: TrainerConfig, *, scratch: bool) -> RowStore:
     """The Engram tables: those in files, or in memory, with initial values if from scratch."""
     if config.model.engram.store == "mapped":
         return MappedStore(config.model, token_map=load_token_map(config.data.tokenizer))
-    return LocalStore(config.model, seed=config.seed if scratch else None)
+    return OwnerStore(config.model, seed=config.seed if scratch else None)
 
 
 def build_model(config: TrainerConfig, *, scratch: bool) -> DeepseekV41:

@@ -9,7 +9,8 @@ import torch
 
 from model.config import EngramStoreConfig, ModelConfig
 from model.engram.mapped import MappedStore
-from model.engram.store import LocalStore, RowStore
+from model.engram.owners import OwnerStore
+from model.engram.store import RowStore
 from model.released.files import open_folder
 from model.transformer import DeepseekV41
 from trainer.checkpoint import read_tensors
@@ -49,6 +50,6 @@ def folder_model(folder: Path) -> tuple[ModelConfig, DeepseekV41, RowStore]:
         model = DeepseekV41(config)
     model = model.to_empty(device="cpu")
     mapped = config.engram_layers != ()
-    store = MappedStore(config, token_map=None) if mapped else LocalStore(config, seed=None)
+    store = MappedStore(config, token_map=None) if mapped else OwnerStore(config, seed=None)
     load_weights(config, model, store, ranks=Ranks(), progress=lambda done, total: None)
     return config, model, store

@@ -26,7 +26,7 @@ class SavedModel:
         with torch.device("meta"):
             state = DeepseekV41(config).state_dict()
         self._saved = {name: ("model", tensor) for name, tensor in state.items()}
-        if config.engram.store == "local":
+        if config.engram.store != "mapped":
             rows = config.engram_num_embeddings
             for layer, count in zip(config.engram_layers, rows, strict=False):
                 table = torch.empty(count, config.engram_head_dim, device="meta")

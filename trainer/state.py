@@ -90,7 +90,7 @@ class TrainState:
         then = self.engram
         if now["tables"] == then["tables"]:
             return
-        if now["store"] == then["store"] == "local":
+        if now["store"] == then["store"] == "memory":
             raise DataError(
                 f"The Engram tables restored from {folder} are not those that were saved in it; "
                 "restore the checkpoint's files, or remove it to go on from an older one."

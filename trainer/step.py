@@ -13,6 +13,8 @@ from torch import Tensor
 from data.batch import Batch
 from model.attention.distillation import distilled_queries
 from model.config import ModelConfig
+from model.engram.owners import OwnerStore
+from model.engram.primaries import TableGradients
 from model.engram.rows import EngramRows
 from model.engram.store import Window
 from model.layout import Images, ModelInputs
@@ -24,7 +26,7 @@ from trainer.learner import Learner
 from trainer.optim import set_learning_rate
 from trainer.ranks import Ranks
 from trainer.sharding import reduce_islands
-from trainer.table_sync import TableGradients, collect_table_gradients
+from trainer.table_sync import collect_table_gradients
 
 
 class DivergedError(Exception):
@@ -123,8 +125,7 @@ def train_step(
     set_learning_rate(learner.optimizer, settings.lr)
     learner.optimizer.step()
     learner.optimizer.zero_grad()
-    if learner.table_optimizer is not None:
-        learner.table_optimizer.step(tables.ids, tables.grads, lr=settings.table_lr)
+    _update_tables(learner, tables, lr=settings.table_lr)
     balance_routers(learner.model, sums.experts, rate=router.bias_update_rate)
     return StepResult(
         loss=sums.loss / tokens.valid if tokens.valid else None,
@@ -210,6 +211,15 @@ def forward(
     )
     options = {"balance": balance, "recall": recall}
     return learner.model(inputs, engram=engram, labels=batch.labels, **options)
+
+
+def _update_tables(learner: Learner, tables: TableGradients, *, lr: float) -> None:
+    optimizer, store = learner.table_optimizer, learner.store
+    if optimizer is None:
+        return
+    assert isinstance(store, OwnerStore)
+    optimizer.step(tables.ids, tables.grads, lr=lr)
+    store.publish(tables.ids if optimizer.sparse else None)
 
 
 def _balance_loss(sums: Sums, tokens: TokenCounts, router: RouterConfig) -> float | None:

@@ -8,16 +8,21 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model.engram.store import LocalStore
+from model.engram.owners import OwnerStore
 from trainer.sinkhorn import sinkhorn_step
 
 
 class TableOptimizer(Protocol):
-    """How Engram tables learn from the rows that a step has read."""
+    """How the Engram rows that this rank masters learn from those that a step has read.
+
+    sparse: whether a step changes the rows of its ids alone; else it may change every row.
+    """
+
+    sparse: bool
 
     def step(self, ids: Sequence[Tensor], grads: Sequence[Tensor], *, lr: float) -> None:
-        """Learn from rows `ids` (per layer [U] int64, distinct, ascending) and their gradients
-        [U, head_dim]."""
+        """Learn from rows `ids` (per layer [U] int64, distinct, ascending, relative to the
+        primary range) and their gradients [U, head_dim]."""
         ...
 
     def tensors(self) -> dict[str, Tensor]:
@@ -29,19 +34,25 @@ class SinkhornTables:
     """Sinkhorn-balanced momentum over whole tables, as published: rows that a step has not read
     move on by their momentum. State by layer: `momentum` fp32 [rows, head_dim]."""
 
-    def __init__(self, store: LocalStore) -> None:
+    sparse = False
+
+    def __init__(self, store: OwnerStore) -> None:
         self._store = store
-        self._momentum = [torch.zeros_like(w, dtype=torch.float32) for w in store.weight]
+        self._momentum = [torch.zeros_like(table.weight) for table in store.primary]
 
     @torch.no_grad()
     def step(self, ids: Sequence[Tensor], grads: Sequence[Tensor], *, lr: float) -> None:
-        tables = zip(self._store.weight, self._momentum, ids, grads, strict=True)
-        for weight, momentum, rows, grad in tables:
-            sinkhorn_step(weight, momentum, grad, lr=lr, ids=rows)
+        tables = zip(self._store.primary, self._momentum, ids, grads, strict=True)
+        for table, momentum, rows, grad in tables:
+            sinkhorn_step(table.weight, momentum, grad, lr=lr, ids=rows)
 
     def tensors(self) -> dict[str, Tensor]:
-        named = zip(self._store.layers, self._momentum, strict=True)
-        return {f"layers.{layer}.engram.embed/momentum": tensor for layer, tensor in named}
+        return {
+            f"layers.{layer}.engram.embed/momentum": self._store.as_global(index, tensor)
+            for index, (layer, tensor) in enumerate(
+                zip(self._store.layers, self._momentum, strict=True)
+            )
+        }
 
 
 class SparseAdam:
@@ -54,12 +65,15 @@ class SparseAdam:
     State by layer: `exp_avg`, `exp_avg_sq` fp32 [rows, head_dim] and `steps` int32 [rows].
     """
 
-    def __init__(self, store: LocalStore, *, beta1: float, beta2: float, eps: float) -> None:
+    sparse = True
+
+    def __init__(self, store: OwnerStore, *, beta1: float, beta2: float, eps: float) -> None:
         self._store = store
         self._beta1, self._beta2, self._eps = beta1, beta2, eps
-        self._first = [torch.zeros_like(w, dtype=torch.float32) for w in store.weight]
-        self._second = [torch.zeros_like(w, dtype=torch.float32) for w in store.weight]
-        self._steps = [torch.zeros(w.shape[0], dtype=torch.int32) for w in store.weight]
+        tables = [table.weight for table in store.primary]
+        self._first = [torch.zeros_like(w) for w in tables]
+        self._second = [torch.zeros_like(w) for w in tables]
+        self._steps = [torch.zeros(w.shape[0], dtype=torch.int32) for w in tables]
 
     @torch.no_grad()
     def step(self, ids: Sequence[Tensor], grads: Sequence[Tensor], *, lr: float) -> None:
@@ -76,14 +90,13 @@ class SparseAdam:
             self._steps[layer].index_copy_(0, rows, steps)
             self._first[layer].index_copy_(0, rows, first)
             self._second[layer].index_copy_(0, rows, second)
-            weight = self._store.weight[layer]
-            weight.index_add_(0, rows, change.to(weight.dtype), alpha=-1)
+            self._store.primary[layer].weight.index_add_(0, rows, change, alpha=-1)
 
     def tensors(self) -> dict[str, Tensor]:
         """The live state as "layers.N.engram.embed/<state name>"; writing into it restores it."""
         named = zip(self._store.layers, self._first, self._second, self._steps, strict=True)
         return {
-            f"layers.{layer}.engram.embed/{name}": tensor
-            for layer, first, second, steps in named
+            f"layers.{layer}.engram.embed/{name}": self._store.as_global(index, tensor)
+            for index, (layer, first, second, steps) in enumerate(named)
             for name, tensor in (("exp_avg", first), ("exp_avg_sq", second), ("steps", steps))
         }

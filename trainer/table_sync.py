@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
-from torch import Tensor
 
+from model.engram.primaries import TableGradients
 from model.engram.store import Window
 from trainer.ranks import Ranks
-
-
-@dataclass(frozen=True)
-class TableGradients:
-    """By Engram layer: distinct row ids [U] int64, ascending, and fp32 gradients [U, head_dim].
-
-    The same on every rank, so that equal copies of a table stay equal.
-    """
-
-    ids: list[Tensor]
-    grads: list[Tensor]
 
 
 def collect_table_gradients(window: Window, ranks: Ranks) -> TableGradients:

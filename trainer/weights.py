@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from data.errors import DataError
 from model.config import ModelConfig
-from model.engram.store import LocalStore, RowStore
+from model.engram.owners import OwnerStore
+from model.engram.store import RowStore
 from model.released.audit import unread_by
 from model.released.errors import WeightsError
 from model.released.load import Progress, Target, load_folder, tables_of
@@ -35,8 +36,8 @@ def load_weights(
 def _load(config: ModelConfig, model: nn.Module, store: RowStore, *, progress: Progress) -> None:
     named = [*model.named_parameters(), *model.named_buffers()]
     targets = [_target(name, tensor.detach()) for name, tensor in named]
-    tables = tables_of(store) if isinstance(store, LocalStore) else []
-    unread = unread_by(config, tables=isinstance(store, LocalStore))
+    tables = tables_of(store) if isinstance(store, OwnerStore) else []
+    unread = unread_by(config, tables=isinstance(store, OwnerStore))
     load_folder(Path(config.weights), targets + tables, unread=unread, progress=progress)
 
 

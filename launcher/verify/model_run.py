@@ -14,7 +14,7 @@ from launcher.verify.imposed import imposing
 from launcher.verify.trace import tracing
 from model.config import ModelConfig, QatConfig
 from model.engram.hashing import HashGeometry, hash_rows
-from model.engram.store import LocalStore
+from model.engram.owners import OwnerStore
 from model.engram.token_map import check_compressed_size, compress
 from model.loss import IGNORED
 from model.names import released_gradients
@@ -49,7 +49,7 @@ def run(case: Case, *, impose: Tensors | None = None) -> Run:
         raise CaseError(f"{case.folder}: dtype {dtype} in case.json, {config.dtype} in config.json")
     documents = place(case.tensors("inputs.safetensors"), config)
     rows = engram_rows(case, documents, config)
-    model, store = DeepseekV41(config), LocalStore(config, seed=None)
+    model, store = DeepseekV41(config), OwnerStore(config, seed=None)
     _load(case, model, store)
 
     window = store.open_window([rows])
@@ -106,7 +106,7 @@ def _config(case: Case) -> ModelConfig:
         raise CaseError(f"{case.folder / 'config.json'}: {error}") from None
 
 
-def _load(case: Case, model: DeepseekV41, store: LocalStore) -> None:
+def _load(case: Case, model: DeepseekV41, store: OwnerStore) -> None:
     targets = [*targets_of(model), *tables_of(store)]
     try:
         load_folder(case.folder, targets, unread=lambda name: False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,10 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from model.config import ModelConfig
-from model.engram.init import initial_table
 from model.engram.rows import EngramRows
-from model.engram.tables.table import sampled_rows
 
 
 @dataclass(frozen=True)
@@ -56,44 +52,6 @@ class RowStore(Protocol):
     def close(self) -> None:
         """Release files and threads."""
         ...
-
-
-class LocalStore:
-    """Whole tables in this process's memory.
-
-    A row's initial value is a function of (seed, layer, row id) alone, so any later division of the
-    tables over processes starts from the same numbers.
-    """
-
-    def __init__(self, config: ModelConfig, *, seed: int | None) -> None:
-        """seed: of the initial values; None leaves them undefined, for weights to be read."""
-        self.layers = config.engram_layers
-        self.rows = config.engram_num_embeddings[: len(self.layers)]
-        std, dim = config.initializer_range, config.engram_head_dim
-        self.weight = [
-            torch.empty(count, dim)
-            if seed is None
-            else initial_table(count, dim, layer=n, seed=seed, std=std)
-            for n, count in zip(self.layers, self.rows, strict=True)
-        ]
-
-    def open_window(self, rows: list[Tensor]) -> Window:
-        ids, inverses = distinct_rows(rows, layers=self.layers, counts=self.rows)
-        values = [w.index_select(0, own) for w, own in zip(self.weight, ids, strict=True)]
-        grads = [torch.zeros_like(value, dtype=torch.float32) for value in values]
-        return Window(ids, values, inverses, grads)
-
-    def fingerprint(self) -> dict[str, Any]:
-        tables = []
-        for layer, weight in zip(self.layers, self.weight, strict=True):
-            sample = weight[torch.from_numpy(sampled_rows(len(weight)))].contiguous()
-            digest = hashlib.sha256(sample.view(torch.uint8).numpy().tobytes()).hexdigest()
-            size = weight.numel() * weight.element_size()
-            tables.append({"name": f"layer {layer}", "bytes": size, "sampled_rows": digest})
-        return {"store": "local", "tables": tables}
-
-    def close(self) -> None:
-        pass
 
 
 def distinct_rows(

@@ -17,8 +17,9 @@ from transformers import AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from model.engram.hashing import HashGeometry, hash_rows
+from model.engram.owners import OwnerStore
 from model.engram.rows import EngramRows
-from model.engram.store import LocalStore, RowStore
+from model.engram.store import RowStore
 from model.engram.token_map import compress, compressed_token_map
 from model.hf.configuration import DeepseekV41Config
 from model.hf.documents import AlignedRows, sequence_ids
@@ -69,7 +70,7 @@ class DeepseekV41ForCausalLM(PreTrainedModel, GenerationMixin):
         cls, config: DeepseekV41Config, *, seed: int = 0, **kwargs: Any
     ) -> DeepseekV41ForCausalLM:
         """A freshly initialised model, its tables included: a function of `config` and `seed`."""
-        model = cls(config, store=LocalStore(config.architecture(), seed=seed))
+        model = cls(config, store=OwnerStore(config.architecture(), seed=seed))
         init_weights(model.model, seed=seed, std=model.architecture.initializer_range)
         return model.eval()
 

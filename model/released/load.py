@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from model.engram.store import LocalStore
+from model.engram.owners import OwnerStore
 from model.names import Part, released_parts, table_name
 from model.released.audit import audit
 from model.released.decode import decode_rows, slices
@@ -58,7 +58,7 @@ def targets_of(model: nn.Module) -> list[Target]:
     return [Target.whole(name, tensor.detach()) for name, tensor in tensors]
 
 
-def tables_of(store: LocalStore) -> list[Target]:
+def tables_of(store: OwnerStore) -> list[Target]:
     """The tables that a store holds in memory."""
     tables = zip(store.layers, store.weight, strict=True)
     return [Target.whole(table_name(layer), weight) for layer, weight in tables]

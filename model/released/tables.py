@@ -8,7 +8,8 @@ import numpy as np
 
 from model.config import ModelConfig
 from model.engram.mapped import MappedStore
-from model.engram.store import LocalStore, RowStore
+from model.engram.owners import OwnerStore
+from model.engram.store import RowStore
 from model.names import table_name
 from model.released.export import Rows, Table
 from model.released.files import open_folder
@@ -26,7 +27,7 @@ def store_tables(store: RowStore, config: ModelConfig) -> dict[str, Table]:
 
 
 def _rows_of(store: RowStore, index: int) -> Rows:
-    if isinstance(store, LocalStore):
+    if isinstance(store, OwnerStore):
         return lambda low, high: store.weight[index][low:high]
     assert isinstance(store, MappedStore)
     return lambda low, high: store.read_rows(index, np.arange(low, high))

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from data.corpus import load_corpus
 from data.loader import batches
-from model.engram.store import LocalStore
+from model.engram.owners import OwnerStore
 from trainer.config import TrainerConfig
 from trainer.gradients import gradient_norm, parameter_gradients
 from trainer.learner import Learner, build_learner
@@ -69,7 +69,7 @@ def first_gradient(config: TrainerConfig, ranks: Ranks) -> dict[str, object]:
         name: whole(p.grad) for name, p in learner.model.named_parameters() if p.grad is not None
     }
     for layer, (ids, grad) in enumerate(zip(tables.ids, tables.grads, strict=True)):
-        assert isinstance(learner.store, LocalStore)  # frozen tables have no gradient
+        assert isinstance(learner.store, OwnerStore)  # frozen tables have no gradient
         dense = torch.zeros_like(learner.store.weight[layer])
         found[f"table {layer}"] = dense.index_copy_(0, ids, grad)
     found["norm"] = measured_norm(learner, tables.grads, ranks)

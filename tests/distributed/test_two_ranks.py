@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from data.config import DataConfig
 from model.config import EngramStoreConfig, ModelConfig, QatConfig
-from model.engram.store import LocalStore
+from model.engram.owners import OwnerStore
 from model.names import table_name
 from trainer.checkpoint import Checkpoints
 from trainer.config import (
@@ -187,7 +187,7 @@ def test_two_ranks_round_to_bfloat16_like_one(tmp_path):
 @pytest.mark.slow
 def test_two_ranks_read_frozen_tables_and_write_samples_like_one(tmp_path):
     config = tiny(tmp_path)
-    store = LocalStore(dataclasses.replace(config.model, initializer_range=0.5), seed=1)
+    store = OwnerStore(dataclasses.replace(config.model, initializer_range=0.5), seed=1)
     tables = zip(store.layers, store.weight, strict=True)
     save_file({table_name(n): w for n, w in tables}, tmp_path / "model.safetensors")
     config = dataclasses.replace(

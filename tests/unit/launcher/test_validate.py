@@ -165,7 +165,7 @@ def test_mapped_tables_are_looked_at_before_anything_starts(
     (found,) = problems(composed(*mapped, "model.engram.path=/no/such/tables"))
     assert found == "model.engram.path=/no/such/tables: there is no such file or folder"
     (found,) = problems(composed("+experiment=tiny", "model.engram.path=x"))
-    assert "engram.path=x is not read by engram.store=local" in found
+    assert "engram.path=x is not read by engram.store=device" in found
     monkeypatch.chdir(tmp_path)
     rows, dim = (120754, 121928), 16
     tables = {

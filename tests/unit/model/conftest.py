@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model.config import ModelConfig, QatConfig
 from model.engram.hashing import HashGeometry, hash_rows
-from model.engram.store import LocalStore
+from model.engram.owners import OwnerStore
 from model.init import init_weights
 from model.layout import ModelInputs
 from model.transformer import DeepseekV41
@@ -91,7 +91,7 @@ class Rig:
                     tensor += 0.2 * torch.randn(tensor.shape, generator=generator)
                 if steady and name.endswith("q_weight"):
                     tensor *= 1e-9
-        self.store = LocalStore(replace(config, initializer_range=0.5), seed=seed)
+        self.store = OwnerStore(replace(config, initializer_range=0.5), seed=seed)
 
     def pack(self, rows: list[list[list[int]]], *, width: int | None = None) -> Packed:
         """Lay documents of token ids into rows, each at a multiple of the alignment."""

@@ -26,14 +26,14 @@ from dataclasses import replace
 from pathlib import Path
 import torch
 from model.config import CompileConfig, ModelConfig
-from model.engram.store import LocalStore
+from model.engram.owners import OwnerStore
 from model.init import init_weights
 from model.layout import ModelInputs
 from model.transformer import DeepseekV41
 
 config = ModelConfig.from_released(json.loads(Path(sys.argv[1]).read_text()))
 config = replace(config, compile=CompileConfig(**dict.fromkeys(sys.argv[2:], True)))
-model, store = DeepseekV41(config), LocalStore(config, seed=0)
+model, store = DeepseekV41(config), OwnerStore(config, seed=0)
 init_weights(model, seed=0, std=0.1)
 ids = torch.arange(20)[None]
 inputs = ModelInputs(ids, torch.ones_like(ids), ids, torch.full_like(ids, -1))

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from model.config import ModelConfig
-from model.engram.store import LocalStore
+from model.engram.owners import OwnerStore
 from model.names import released_gradients, released_slots, table_name
 from model.released.load import load_folder, tables_of, targets_of
 from model.transformer import DeepseekV41
@@ -20,17 +20,17 @@ from model.transformer import DeepseekV41
 CASES = ["tiny_text", "tiny_text_noqat", "tiny_packed", "tiny_image"]
 
 
-def built(golden: Path, case: str) -> tuple[DeepseekV41, LocalStore, dict[str, Tensor]]:
+def built(golden: Path, case: str) -> tuple[DeepseekV41, OwnerStore, dict[str, Tensor]]:
     config = ModelConfig.from_released(json.loads((golden / case / "config.json").read_text()))
     tensors = load_file(golden / case / "model.safetensors")
-    return DeepseekV41(config), LocalStore(config, seed=0), tensors
+    return DeepseekV41(config), OwnerStore(config, seed=0), tensors
 
 
-def load(model: DeepseekV41, store: LocalStore, folder: Path) -> None:
+def load(model: DeepseekV41, store: OwnerStore, folder: Path) -> None:
     load_folder(folder, [*targets_of(model), *tables_of(store)], unread=lambda name: False)
 
 
-def written(model: DeepseekV41, store: LocalStore) -> dict[str, Tensor]:
+def written(model: DeepseekV41, store: OwnerStore) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         for released, part in released_slots(name, tensor.detach()):

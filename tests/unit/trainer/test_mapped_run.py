@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from model.config import EngramStoreConfig
 from model.engram.mapped import MappedStore
-from model.engram.store import LocalStore
+from model.engram.owners import OwnerStore
 from model.engram.tables.table import sampled_rows
 from model.names import table_name
 from trainer import loop
@@ -26,7 +26,7 @@ MEASURED = {"tokens_per_s", "rss_mb", "step_s", "data_wait_s", "engram_wait_s"}
 
 
 def write_tables(config, folder: Path, seed: int = 0) -> Path:
-    local = LocalStore(dataclasses.replace(config.model, initializer_range=0.5), seed=seed)
+    local = OwnerStore(dataclasses.replace(config.model, initializer_range=0.5), seed=seed)
     weights = {table_name(n): w for n, w in zip(local.layers, local.weight, strict=True)}
     folder.mkdir(exist_ok=True)
     save_file(weights, folder / "model.safetensors")
@@ -97,7 +97,7 @@ def test_the_first_step_is_that_of_the_same_tables_in_memory(config, tables, tmp
 
     def filled(*args, **kwargs):
         run = build(*args, **kwargs)
-        assert isinstance(run.learner.store, LocalStore)
+        assert isinstance(run.learner.store, OwnerStore)
         for layer, weight in zip(run.learner.store.layers, run.learner.store.weight, strict=True):
             weight.copy_(weights[table_name(layer)])
         return run
@@ -128,14 +128,14 @@ def test_a_restored_table_that_is_not_the_saved_one_is_refused(config, tmp_path,
     run = tmp_path / "run"
     short = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=1))
     train(short, run)
-    fingerprint = LocalStore.fingerprint
+    fingerprint = OwnerStore.fingerprint
 
     def emptied(self):
         for weight in self.weight:
             weight.zero_()
         return fingerprint(self)
 
-    monkeypatch.setattr(LocalStore, "fingerprint", emptied)
+    monkeypatch.setattr(OwnerStore, "fingerprint", emptied)
     outcome = train(short, run, attempt=2, resume=True)
     assert outcome.code == ExitCode.BAD_DATA
     assert "are not those that were saved" in outcome.message

@@ -16,7 +16,7 @@ from data.collate import collate
 from data.corpus import load_corpus
 from data.engram import RowHasher
 from model.config import EngramStoreConfig
-from model.engram.store import LocalStore
+from model.engram.owners import OwnerStore
 from model.names import table_name
 from trainer.learner import build_learner
 from trainer.restore import folder_model
@@ -30,7 +30,7 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 def learner(config):
     """Weights large enough that every mechanism moves the logits."""
     learner = build_learner(config)
-    assert isinstance(learner.store, LocalStore)
+    assert isinstance(learner.store, OwnerStore)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in learner.model.named_parameters():
@@ -120,7 +120,7 @@ def test_rows_out_of_files_say_the_same(config, learner, hasher, tmp_path):
 def test_a_model_without_engram_needs_no_hasher(config):
     model = dataclasses.replace(config.model, engram_layer_ids=(), engram_num_embeddings=())
     learner = build_learner(dataclasses.replace(config, model=model))
-    assert isinstance(learner.store, LocalStore)
+    assert isinstance(learner.store, OwnerStore)
     logits = NextToken(learner.model, learner.store, None).after([0, 5, 6])
     assert logits.shape == (model.vocab_size,) and logits.dtype == torch.float32
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from model.config import ModelConfig
-from model.engram.store import LocalStore
+from model.engram.owners import OwnerStore
 from trainer import sinkhorn
 from trainer.sinkhorn import sinkhorn_step
 
@@ -67,7 +67,7 @@ def test_tables_learn_layer_by_layer(config):
     from trainer.table_optim import SinkhornTables
 
     model: ModelConfig = config.model
-    store = LocalStore(model, seed=0)
+    store = OwnerStore(model, seed=0)
     before = [w.clone() for w in store.weight]
     tables = SinkhornTables(store)
     ids = [torch.tensor([1, 7]) for _ in store.layers]

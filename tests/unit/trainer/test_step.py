@@ -7,7 +7,7 @@ import torch
 from data.collate import collate
 from data.corpus import load_corpus
 from data.loader import batches
-from model.engram.store import LocalStore
+from model.engram.owners import OwnerStore
 from model.moe.router import Router
 from trainer import step as module
 from trainer.balance import balance_routers
@@ -59,7 +59,7 @@ def gradients(config, split):
     weight = config.router.balance_loss_weight
     sums = accumulate(learner, split, window, tokens, balance_weight=weight, ranks=Ranks())
     found = {n: p.grad for n, p in learner.model.named_parameters() if p.grad is not None}
-    assert isinstance(learner.store, LocalStore)
+    assert isinstance(learner.store, OwnerStore)
     for layer, (ids, grad) in enumerate(zip(window.ids, window.grads, strict=True)):
         dense = torch.zeros_like(learner.store.weight[layer])
         found[f"table {layer}"] = dense.index_copy_(0, ids, grad)
@@ -158,7 +158,7 @@ def test_a_diverged_step_changes_nothing(learner, corpus, where):
     found = micro_batches(corpus, 2)
     if where == "table":
         row = int(found[0].engram_rows[0, 0, 0, 0])
-        assert isinstance(learner.store, LocalStore)
+        assert isinstance(learner.store, OwnerStore)
         learner.store.weight[0][row] = math.nan
     else:
         tensors[where][0, 0] = math.inf

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from data.errors import DataError
 from model.config import EngramStoreConfig
-from model.engram.store import LocalStore
+from model.engram.owners import OwnerStore
 from model.names import released_slots, table_name
 from trainer.config import TrainerConfig
 from trainer.exit_codes import ExitCode
@@ -32,7 +32,7 @@ def released_values(learner: Learner) -> dict[str, Tensor]:
     model = learner.model
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         found |= dict(released_slots(name, tensor.detach()))
-    if isinstance(learner.store, LocalStore):
+    if isinstance(learner.store, OwnerStore):
         for layer, weight in zip(learner.store.layers, learner.store.weight, strict=True):
             found[table_name(layer)] = weight
     return found

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from launcher.verify.case import open_case
 from launcher.verify.model_run import run
 from model.config import ModelConfig
-from model.engram.store import LocalStore
+from model.engram.owners import OwnerStore
 from model.init import init_weights
 from model.names import released_slots
 from model.transformer import DeepseekV41
@@ -58,7 +58,7 @@ def write_case(folder: Path, source: Path, shape: dict) -> None:
     lengths = torch.tensor([[5, 9, 1, 13], [29, 0, 0, 0]])
     labels = ids.clone()
     labels[0, 28:] = -100
-    assert LocalStore(config, seed=0).weight == []
+    assert OwnerStore(config, seed=0).weight == []
     (folder / "config.json").write_text(json.dumps(document))
     (folder / "case.json").write_text(json.dumps({"kind": "model", "qat": False}))
     save_file(weights, folder / "model.safetensors")

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from model.engram import init
 from model.engram.init import initial_rows, initial_table
-from model.engram.store import LocalStore
+from model.engram.owners import OwnerStore
 
 MASK = (1 << 64) - 1
 
 
 @pytest.fixture
-def store(make_config: Callable) -> LocalStore:
-    return LocalStore(make_config(), seed=3)
+def store(make_config: Callable) -> OwnerStore:
+    return OwnerStore(make_config(), seed=3)
 
 
 def some_ids(shape: tuple[int, ...], seed: int) -> Tensor:
@@ -26,7 +26,7 @@ def some_ids(shape: tuple[int, ...], seed: int) -> Tensor:
     return torch.stack([first, torch.randint(0, 552, shape, generator=generator)], dim=2)
 
 
-def test_a_window_holds_each_row_once_and_gives_every_read(store: LocalStore) -> None:
+def test_a_window_holds_each_row_once_and_gives_every_read(store: OwnerStore) -> None:
     batches = [some_ids((2, 7, 6), 0), some_ids((1, 9, 6), 1)]
     window = store.open_window(batches)
     for layer in range(2):
@@ -44,7 +44,7 @@ def test_a_window_holds_each_row_once_and_gives_every_read(store: LocalStore) ->
             assert rows.grad_buffer is window.grads[layer]
 
 
-def test_the_window_is_a_copy(store: LocalStore) -> None:
+def test_the_window_is_a_copy(store: OwnerStore) -> None:
     window = store.open_window([some_ids((1, 4, 6), 0)])
     before = window.values[0].clone()
     store.weight[0].zero_()
@@ -52,26 +52,26 @@ def test_the_window_is_a_copy(store: LocalStore) -> None:
 
 
 @pytest.mark.parametrize(("layer", "bad"), [(0, 384), (1, 552), (0, -1), (1, 2**40)])
-def test_a_row_outside_its_table_is_refused(store: LocalStore, layer: int, bad: int) -> None:
+def test_a_row_outside_its_table_is_refused(store: OwnerStore, layer: int, bad: int) -> None:
     ids = some_ids((1, 4, 6), 0)
     ids[0, 2, layer, 3] = bad
     with pytest.raises(ValueError, match=rf"layer {[1, 3][layer]} reach .*{bad}.*another geometry"):
         store.open_window([ids])
 
 
-def test_a_row_past_the_smaller_table_alone_is_fine(store: LocalStore) -> None:
+def test_a_row_past_the_smaller_table_alone_is_fine(store: OwnerStore) -> None:
     ids = some_ids((1, 4, 6), 0)
     ids[0, 0, 1, 0] = 551
     assert store.open_window([ids]).ids[1][-1] == 551
 
 
 def test_tables_are_those_of_existing_layers(make_config: Callable) -> None:
-    full = LocalStore(make_config(), seed=3)
-    short = LocalStore(make_config(num_hidden_layers=3), seed=3)
+    full = OwnerStore(make_config(), seed=3)
+    short = OwnerStore(make_config(num_hidden_layers=3), seed=3)
     assert [w.shape for w in full.weight] == [(384, 16), (552, 16)]
     assert short.layers == (1,)
     assert torch.equal(short.weight[0], full.weight[0])
-    none = LocalStore(make_config(engram_layer_ids=(), engram_num_embeddings=()), seed=3)
+    none = OwnerStore(make_config(engram_layer_ids=(), engram_num_embeddings=()), seed=3)
     assert none.weight == [] and none.open_window([torch.zeros(1, 4, 0, 0).long()]).rows(0) == []
 
 

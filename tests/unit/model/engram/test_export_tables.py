@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from model.engram.mapped import MappedStore
-from model.engram.store import LocalStore, RowStore
+from model.engram.owners import OwnerStore
+from model.engram.store import RowStore
 from model.names import table_name
 from model.quantization.released import decode_fp8_rows
 from model.released.encode import Tally
@@ -64,7 +65,7 @@ def test_released_rows_are_copied(write_tables: Callable, tmp_path: Path) -> Non
 
 def test_learnt_rows_are_encoded(make_config: Callable, tmp_path: Path) -> None:
     config = make_config()
-    store = LocalStore(config, seed=1)
+    store = OwnerStore(config, seed=1)
     found, _ = exported(store, config, tmp_path / "out")
     name = table_name(config.engram_layers[0])
     rounded = decode_fp8_rows(found[name], found[name.replace("weight", "scale")])

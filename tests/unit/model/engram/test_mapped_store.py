@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from model.engram.mapped import MappedStore
-from model.engram.store import LocalStore
+from model.engram.owners import OwnerStore
 from model.engram.tables.file_rows import BadTableError
 from model.engram.tables.table import Table
 
 
 @pytest.fixture
-def stores(write_tables: Callable) -> Iterator[tuple[MappedStore, LocalStore]]:
+def stores(write_tables: Callable) -> Iterator[tuple[MappedStore, OwnerStore]]:
     """The same tables in files and in memory."""
     files = write_tables("fp8")
-    mapped, local = MappedStore(files.read_by(), token_map=None), LocalStore(files.config, seed=0)
+    mapped, local = MappedStore(files.read_by(), token_map=None), OwnerStore(files.config, seed=0)
     for layer, weight in zip(local.layers, local.weight, strict=True):
         weight.copy_(files.values(layer))
     yield mapped, local

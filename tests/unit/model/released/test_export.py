@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from model.config import ModelConfig
-from model.engram.store import LocalStore
+from model.engram.owners import OwnerStore
 from model.names import table_name
 from model.released.audit import audit, unread_by
 from model.released.check import model_shapes
@@ -56,7 +56,7 @@ def model(pristine) -> InMemory:
 
 
 def started(path: Path, config: ModelConfig) -> InMemory:
-    targets = [*targets_of(DeepseekV41(config)), *tables_of(LocalStore(config, seed=None))]
+    targets = [*targets_of(DeepseekV41(config)), *tables_of(OwnerStore(config, seed=None))]
     load_folder(path, targets, unread=unread_by(config, tables=True))
     return InMemory({t.name: t.tensor for t in targets})
 
