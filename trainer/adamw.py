@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from trainer.shards import local_part
+
 
 class AdamW:
     """Groups of parameters, their state, and the fused step; nothing else of an optimiser.
@@ -15,7 +17,8 @@ class AdamW:
     torch.optim's class around the same kernel imports the compiler at its first use: 130 MB and
     about two seconds that a run without compilation does not need. `param_groups` and `state` look
     like those of torch.optim. Each group has "params", "weight_decay", "lr" and whatever names it.
-    State is allocated at once, so it can be counted and loaded before the first step.
+    State is allocated at once, so it can be counted and loaded before the first step; it is placed
+    as its parameter is. The kernel gets the parts that this rank holds, so one call may mix meshes.
     """
 
     def __init__(
@@ -40,10 +43,10 @@ class AdamW:
             params = [p for p in group["params"] if p.grad is not None]
             states = [self.state[p] for p in params]
             adamw(
-                params,
-                [p.grad for p in params],
-                [s["exp_avg"] for s in states],
-                [s["exp_avg_sq"] for s in states],
+                [local_part(p) for p in params],
+                [local_part(p.grad) for p in params],
+                [local_part(s["exp_avg"]) for s in states],
+                [local_part(s["exp_avg_sq"]) for s in states],
                 [],
                 [s["step"] for s in states],
                 fused=True,

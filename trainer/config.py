@@ -252,11 +252,6 @@ class TrainerConfig:
         found = []
         if self.seed < 0:
             found.append(f"seed={self.seed} is negative; use a whole number of 0 or more")
-        if self.optim.name == "pretrain" and self.parallel.world > 1:
-            found.append(
-                f"optim.name=pretrain runs on one rank, and the mesh has {self.parallel.world}; "
-                "use optim=adamw there"
-            )
         if self.parallel.world > 0 and self.train.packs_per_micro_batch > 0:
             found += sharing_problems(
                 packs_per_step=self.train.packs_per_step,

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from model.config import ModelConfig
 from trainer.adamw import AdamW
 from trainer.config import OptimConfig
-from trainer.ranks import is_sharded
 
 Group = Literal["decay", "no_decay"]
 
@@ -78,15 +77,10 @@ def adamw_groups(
     named: Iterable[tuple[str, nn.Parameter]], *, weight_decay: float
 ) -> list[dict[str, Any]]:
     """Groups of "params" with "param_names" in their order, a "name" (decay or no_decay) and a
-    "weight_decay".
-
-    The fused kernel is bit-repeatable on CPUs for any number of threads; it takes plain tensors or
-    DTensors but not both in one call, hence up to four groups.
-    """
-    members: dict[tuple[Group, bool], list[tuple[str, nn.Parameter]]] = {}
+    "weight_decay"."""
+    members: dict[Group, list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in named:
-        key = (group_of(name, parameter), is_sharded(parameter))
-        members.setdefault(key, []).append((name, parameter))
+        members.setdefault(group_of(name, parameter), []).append((name, parameter))
     decay: dict[Group, float] = {"decay": weight_decay, "no_decay": 0.0}
     return [
         {
@@ -95,7 +89,7 @@ def adamw_groups(
             "name": group,
             "weight_decay": decay[group],
         }
-        for (group, _), own in members.items()
+        for group, own in members.items()
     ]
 
 

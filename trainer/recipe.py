@@ -8,17 +8,15 @@ Sinkhorn-balanced momentum for embedding and head.
 from __future__ import annotations
 
 import re
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from model.config import ModelConfig
 from trainer.adamw import AdamW
 from trainer.config import OptimConfig
-from trainer.muon import WEIGHT_DECAY, muon_step
-from trainer.optim import adamw_groups, group_of
-from trainer.sinkhorn import sinkhorn_step
+from trainer.muon import Muon
+from trainer.optim import ParameterOptimizer, adamw_groups, group_of
+from trainer.sinkhorn import Sinkhorn
 
 _SINKHORN = re.compile(r"^(embed|head)\.weight$")
 
@@ -27,49 +25,36 @@ class Recipe:
     """AdamW, Muon and Sinkhorn groups behind the face that AdamW alone has."""
 
     def __init__(self, model: nn.Module, optim: OptimConfig, config: ModelConfig) -> None:
-        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        by_rule: dict[str, list[tuple[str, nn.Parameter]]] = {}
-        for name, parameter in named:
-            by_rule.setdefault(rule_of(name, parameter), []).append((name, parameter))
+        by_rule: dict[str, list[tuple[str, nn.Parameter]]] = {
+            "adamw": [],
+            "muon": [],
+            "sinkhorn": [],
+        }
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                by_rule[rule_of(name, parameter)].append((name, parameter))
         betas = (optim.beta1, optim.beta2)
         groups = adamw_groups(by_rule["adamw"], weight_decay=optim.weight_decay)
-        self._adamw = AdamW(groups, lr=optim.lr, betas=betas, eps=optim.eps)
-        self._muon = _group("muon", by_rule["muon"], lr=optim.lr)
-        self._blocks = [row_blocks(name, p, config) for name, p in by_rule["muon"]]
-        self._sinkhorn = _group("sinkhorn", by_rule["sinkhorn"], lr=optim.lr)
-        self.param_groups = [*self._adamw.param_groups, self._muon, self._sinkhorn]
-        self.state: dict[Tensor, dict[str, Tensor]] = dict(self._adamw.state)
-        for group in (self._muon, self._sinkhorn):
-            for parameter in group["params"]:
-                momentum = torch.zeros_like(parameter, dtype=torch.float32)
-                self.state[parameter] = {"momentum": momentum}
+        blocks = [row_blocks(name, parameter, config) for name, parameter in by_rule["muon"]]
+        self._rules: list[ParameterOptimizer] = [
+            AdamW(groups, lr=optim.lr, betas=betas, eps=optim.eps),
+            Muon(by_rule["muon"], blocks, lr=optim.lr),
+            Sinkhorn(by_rule["sinkhorn"], lr=optim.lr),
+        ]
+        self.param_groups = [group for rule in self._rules for group in rule.param_groups]
+        self.state: dict[Tensor, dict[str, Tensor]] = {}
+        for rule in self._rules:
+            self.state.update(rule.state)
 
-    @torch.no_grad()
     def step(self) -> None:
         """Update every parameter that has a gradient, in place."""
-        self._adamw.step()
-        lr = self._muon["lr"]
-        for parameter, blocks in zip(self._muon["params"], self._blocks, strict=True):
-            if parameter.grad is not None:
-                momentum = self.state[parameter]["momentum"]
-                muon_step(
-                    parameter,
-                    momentum,
-                    parameter.grad,
-                    lr=lr,
-                    weight_decay=WEIGHT_DECAY,
-                    blocks=blocks,
-                )
-        for parameter in self._sinkhorn["params"]:
-            if parameter.grad is not None:
-                momentum = self.state[parameter]["momentum"]
-                sinkhorn_step(parameter, momentum, parameter.grad, lr=self._sinkhorn["lr"])
+        for rule in self._rules:
+            rule.step()
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+        for rule in self._rules:
+            rule.zero_grad()
 
 
 def rule_of(name: str, parameter: Tensor) -> str:
@@ -95,12 +80,3 @@ def row_blocks(name: str, parameter: Tensor, config: ModelConfig) -> tuple[int, 
         heads, width = config.vision.num_attention_heads, config.vision.hidden_size
         return (*(width // heads,) * (2 * heads), width)
     return (rows,)
-
-
-def _group(rule: str, named: list[tuple[str, nn.Parameter]], *, lr: float) -> dict[str, Any]:
-    return {
-        "name": rule,
-        "params": [parameter for _, parameter in named],
-        "param_names": [name for name, _ in named],
-        "lr": lr,
-    }

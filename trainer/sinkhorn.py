@@ -7,16 +7,21 @@ M the momentum and G the gradient [rows, n]:
     left out;  eleven times, rows first and last: divide N's rows, then columns, by their norms;
     W -= 0.18 lr sqrt(n) N.
 
-N and its balanced form never exist whole: two vectors of scales say what they are, and passes go
-over tiles of rows. Norms are of the whole table.
+N and its balanced form never exist whole: two vectors of scales say what they are, and seven passes
+go over tiles of rows. Where several ranks divide the rows, the mean row norm and the column norms
+are those of the whole table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+
+from model.parallel.group import Group
+from trainer.momentum import MomentumRule
+from trainer.shards import local_part, shard_group
 
 MOMENTUM = 0.95
 SCALE = 0.18
@@ -26,26 +31,46 @@ TINY = 1e-20
 TILE_VALUES = 1 << 22  # of a tile's temporaries: 16 MB each in fp32
 
 
+class Sinkhorn(MomentumRule):
+    """The rule over matrices, whole on this rank or DTensors divided along their rows."""
+
+    def __init__(self, named: Sequence[tuple[str, Tensor]], *, lr: float) -> None:
+        super().__init__("sinkhorn", named, lr=lr)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update every parameter that has a gradient, in place; the same ones on all ranks."""
+        for tensor in self.group["params"]:
+            if tensor.grad is not None:
+                sinkhorn_step(
+                    local_part(tensor),
+                    local_part(self.state[tensor]["momentum"]),
+                    local_part(tensor.grad),
+                    lr=self.group["lr"],
+                    group=shard_group(tensor, dim=0),
+                )
+
+
 def sinkhorn_step(
-    weight: Tensor, momentum: Tensor, grad: Tensor, *, lr: float, ids: Tensor | None = None
+    weight: Tensor,
+    momentum: Tensor,
+    grad: Tensor,
+    *,
+    lr: float,
+    ids: Tensor | None = None,
+    group: Group | None = None,
 ) -> None:
     """One step in place on weight [rows, n], with fp32 `momentum` of its shape.
 
     grad [rows, n]; with `ids` [U] int64, ascending and distinct, grad [U, n] holds those rows and
-    all others are zero.
+    all others are zero. group: the ranks that divide the table's rows, all of which take the step.
     """
     momentum.mul_(MOMENTUM)
     if ids is None:
         momentum.add_(grad, alpha=1 - MOMENTUM)
     else:
         momentum.index_add_(0, ids, grad.to(momentum.dtype), alpha=1 - MOMENTUM)
-    update = _Update(momentum, grad, ids)
-    row, column = _balanced(update)
-    size = SCALE * lr * weight.shape[1] ** 0.5
-    for low, tile in update.tiles():
-        high = low + len(tile)
-        tile.mul_(row[low:high, None]).mul_(column)
-        weight[low:high].sub_(tile.to(weight.dtype), alpha=size)
+    _balance(weight, _Update(momentum, grad, ids), lr=lr, group=group or Group())
 
 
 class _Update:
@@ -59,8 +84,8 @@ class _Update:
         bounds = torch.tensor([*self.edges, rows], device=momentum.device)
         self.parts = [] if ids is None else torch.searchsorted(ids, bounds).tolist()
 
-    def tiles(self) -> Iterator[tuple[int, Tensor]]:
-        """(first row, N [up to `step`, n], which is the caller's to change)."""
+    def tiles(self) -> Iterator[tuple[slice, Tensor]]:
+        """(its rows, N [up to `step`, n], which is the caller's to change)."""
         for number, low in enumerate(self.edges):
             tile = self.momentum[low : low + self.step] * MOMENTUM
             if self.ids is None:
@@ -69,29 +94,50 @@ class _Update:
                 own = slice(self.parts[number], self.parts[number + 1])
                 part = self.grad[own].to(tile.dtype)
                 tile.index_add_(0, self.ids[own] - low, part, alpha=1 - MOMENTUM)
-            yield low, tile
+            yield slice(low, low + len(tile)), tile
 
 
-def _balanced(update: _Update) -> tuple[Tensor, Tensor]:
-    """Scales of rows [rows] and of columns [n], so that row_i * N_ij * column_j is balanced."""
-    rows, columns = update.momentum.shape
+def _balance(weight: Tensor, update: _Update, *, lr: float, group: Group) -> None:
+    """Take N, balanced, from the weight.
+
+    row_i * N_ij * column_j is what it is after each round; a pass over the tiles ends one round
+    of the rows and gathers what the next one of the columns needs.
+    """
+    rows, columns = weight.shape
     row = update.momentum.new_empty(rows)
-    for low, tile in update.tiles():
-        torch.linalg.vector_norm(tile, dim=1, out=row[low : low + len(tile)])
-    row = (row > LEAST_ROW * row.double().mean()).to(row.dtype)
-    column = torch.ones_like(row[:1]).expand(columns).clone()
-    for number in range(ROUNDS):
+    column = update.momentum.new_ones(columns)
+    for here, tile in update.tiles():
+        torch.linalg.vector_norm(tile, dim=1, out=row[here])
+    mean = _mean(row, group)
+    row = torch.where(row > LEAST_ROW * mean, _divisor(row).reciprocal_(), 0.0)
+    for number in range(ROUNDS // 2):
         squares = torch.zeros(columns, dtype=torch.float64, device=row.device)
-        for low, tile in update.tiles():
-            own = row[low : low + len(tile)]
-            tile.mul_(own[:, None]).mul_(column)
-            if number % 2 == 0:
-                own.div_(_divisor(torch.linalg.vector_norm(tile, dim=1)))
-            else:
-                squares += tile.square().sum(0, dtype=torch.float64)
-        if number % 2:
-            column.div_(_divisor(squares.sqrt().to(column.dtype)))
-    return row, column
+        for here, tile in update.tiles():
+            tile.mul_(row[here, None]).mul_(column)
+            if number > 0:
+                _normalise(tile, row[here])
+            squares += tile.square_().sum(0, dtype=torch.float64)
+        group.all_reduce_sum(squares)
+        column.div_(_divisor(squares.sqrt_().to(column.dtype)))
+    size = SCALE * lr * columns**0.5
+    for here, tile in update.tiles():
+        tile.mul_(row[here, None]).mul_(column)
+        _normalise(tile, row[here])
+        weight[here].sub_(tile.to(weight.dtype), alpha=size)
+
+
+def _normalise(tile: Tensor, scale: Tensor) -> None:
+    """Divide the rows of a tile, and what they are scaled by, by their norms."""
+    divisor = _divisor(torch.linalg.vector_norm(tile, dim=1))
+    tile.div_(divisor[:, None])
+    scale.div_(divisor)
+
+
+def _mean(values: Tensor, group: Group) -> Tensor:
+    """Over all ranks, fp64."""
+    total = torch.stack([values.sum(dtype=torch.float64), values.new_tensor(len(values)).double()])
+    total = group.all_reduce_sum(total)
+    return total[0] / total[1]
 
 
 def _divisor(norm: Tensor) -> Tensor:

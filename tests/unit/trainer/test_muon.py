@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from trainer.muon import MOMENTUM, muon_step, orthogonalised
+from trainer import muon
+from trainer.muon import MOMENTUM, Muon, orthogonalised
 
 
 @pytest.mark.parametrize("shape", [(24, 40), (40, 24), (3, 16, 16), (1, 7)])
@@ -20,12 +21,17 @@ def test_a_zero_matrix_stays_zero():
 
 
 def step(weight, momentum, grad, blocks):
-    weight, momentum = weight.clone(), momentum.clone()
-    muon_step(weight, momentum, grad, lr=0.1, weight_decay=0.1, blocks=blocks)
-    return weight, momentum
+    weight = torch.nn.Parameter(weight.clone())
+    optimizer = Muon([("w", weight)], [blocks], lr=0.1)
+    optimizer.state[weight]["momentum"].copy_(momentum)
+    weight.grad = grad
+    optimizer.step()
+    return weight.detach(), optimizer.state[weight]["momentum"]
 
 
-def test_blocks_and_stacked_experts_are_matrices_of_their_own():
+@pytest.mark.parametrize("batch_bytes", [1 << 20, 4 * 4 * 8 * 3, 1])
+def test_blocks_and_stacked_experts_are_matrices_of_their_own(monkeypatch, batch_bytes):
+    monkeypatch.setattr(muon, "BATCH_BYTES", batch_bytes)
     w, m, g = torch.randn(3, 5, 12, 8, generator=torch.Generator().manual_seed(2))
     blocks = (4, 4, 2, 2)
     together, momentum = step(w, m, g, blocks)

@@ -82,11 +82,3 @@ def test_a_step_moves_every_parameter_by_its_own_rule(config):
     assert kinds.keys() == trained.keys()
     assert kinds["embed.weight"] == kinds["layers.0.attn.wq_a.weight"] == {"momentum"}
     assert kinds["norm.weight"] == {"step", "exp_avg", "exp_avg_sq"}
-
-
-def test_several_ranks_are_refused(config):
-    from trainer.config import ParallelConfig
-
-    optim = replace(config.optim, name="pretrain")
-    two = replace(config, optim=optim, parallel=ParallelConfig(dp_replicate=2))
-    assert any("optim.name=pretrain runs on one rank" in line for line in two.problems())
