@@ -258,19 +258,35 @@ class TrainerConfig:
                 packs_per_micro_batch=self.train.packs_per_micro_batch,
                 ranks=self.parallel.world,
             )
-        for name, size in (
-            ("2 * model.moe_intermediate_size", 2 * self.model.moe_intermediate_size),
-            ("model.hidden_size", self.model.hidden_size),
-        ):
-            if self.parallel.dp_shard > 0 and size % self.parallel.dp_shard:
-                found.append(
-                    f"{name} = {size} is not divisible by parallel.dp_shard="
-                    f"{self.parallel.dp_shard}, over which experts are sharded; use a divisor"
-                )
+        found += self._expert_problems()
         found += self.data.model_problems(self.model)
         if self.data.pack_length > self.model.max_position_embeddings:
             found.append(
                 f"data.pack_length={self.data.pack_length} exceeds "
                 f"model.max_position_embeddings={self.model.max_position_embeddings}; shorten it"
             )
+        return found
+
+    def _expert_problems(self) -> list[str]:
+        """Expert tensors are divided evenly: their first dim over ep ranks, the second over the
+        other ranks of a copy."""
+        p, experts, found = self.parallel, self.model.n_routed_experts, []
+        shards = p.dp_shard * p.cp
+        if min(p.dp_shard, p.cp, p.ep) < 1 or shards % p.ep:
+            return []  # told already
+        if experts % p.ep:
+            found.append(
+                f"parallel.ep={p.ep} does not divide model.n_routed_experts={experts}; use a "
+                "number that does"
+            )
+        for name, size in (
+            ("2 * model.moe_intermediate_size", 2 * self.model.moe_intermediate_size),
+            ("model.hidden_size", self.model.hidden_size),
+        ):
+            if size % (shards // p.ep):
+                found.append(
+                    f"{name} = {size} is not divisible by the {shards // p.ep} ranks "
+                    f"(parallel.dp_shard={p.dp_shard} x parallel.cp={p.cp} / parallel.ep={p.ep}) "
+                    "that share an expert's matrices; use a divisor, or a larger parallel.ep"
+                )
         return found

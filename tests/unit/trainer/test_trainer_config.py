@@ -103,3 +103,22 @@ def test_rules_between_parts(config):
     assert "data.pack_length=2097152 exceeds model.max_position_embeddings" in long
     (negative,) = dataclasses.replace(config, seed=-1).problems()
     assert negative.startswith("seed=-1 ")
+
+
+def test_experts_are_divided_evenly(config):
+    """8 experts of width 2 * 32 x 64; a step of 72 packs, so that nothing else is in the way."""
+
+    def changed(**mesh):
+        train = dataclasses.replace(config.train, packs_per_step=72, packs_per_micro_batch=1)
+        new = dataclasses.replace(config, train=train, parallel=ParallelConfig(**mesh))
+        return new.problems()
+
+    assert changed(dp_shard=8, ep=8) == changed(dp_shard=8, ep=2) == []
+    assert changed(dp_replicate=3, dp_shard=2) == []
+    (experts,) = changed(dp_shard=3, ep=3)
+    assert experts.startswith("parallel.ep=3 does not divide model.n_routed_experts=8")
+    inner, hidden = changed(dp_shard=12, ep=4)
+    assert "2 * model.moe_intermediate_size = 64 is not divisible by the 3 ranks" in inner
+    assert hidden.startswith("model.hidden_size = 64")
+    assert len(changed(dp_shard=36, ep=12)) == 3, "all at once"
+    assert changed(dp_shard=3, ep=2) == [], "told by the part itself"
