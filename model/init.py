@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import torch
-from torch import Tensor, nn
+from torch import nn
+
+from model.parallel.held import held_part
+from model.random import fill_normal, stream_of
 
 ONES = ("norm.weight", "norm1.weight", "norm2.weight", "q_weight", "k_weight", ".scale")
 ZEROS = ("attn_sink", ".base", ".bias")
@@ -16,21 +17,18 @@ def init_weights(model: nn.Module, *, seed: int, std: float) -> None:
     """Matrices and image delimiters normal with deviation `std`, norms and scales 1, sinks, bases
     and biases 0.
 
-    Every parameter draws from a generator of its own, keyed by (seed, name): no parameter's values
-    depend on which others exist or on the order they come in.
+    An element is a function of (seed, its parameter's name, its place in the whole parameter). So
+    each rank fills the parts that it holds, whatever the mesh, and all of them together are what
+    one rank alone would have; and no parameter depends on which others there are.
     """
     for name, parameter in model.named_parameters():
+        part, offset = held_part(parameter)
         if name.endswith(ONES):
-            parameter.fill_(1.0)
+            part.fill_(1.0)
         elif name.endswith(ZEROS):
-            parameter.zero_()
+            part.zero_()
         else:
-            parameter.copy_(_normal(name, parameter, seed=seed, std=std))
+            stream = stream_of(f"{seed}/{name}")
+            fill_normal(part, shape=parameter.shape, offset=offset, stream=stream, std=std)
     for _, buffer in model.named_buffers():
         buffer.zero_()
-
-
-def _normal(name: str, like: Tensor, *, seed: int, std: float) -> Tensor:
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    return torch.empty(like.shape, dtype=torch.float32).normal_(0.0, std, generator=generator)

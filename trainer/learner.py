@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from data.tokenizer import load_token_map
+from model.empty import give_memory, without_memory
 from model.engram.mapped import MappedStore
 from model.engram.owners import OwnerStore
 from model.engram.store import RowStore
@@ -101,16 +102,18 @@ def build_store(config: TrainerConfig, *, scratch: bool) -> RowStore:
 def build_model(config: TrainerConfig, *, scratch: bool) -> DeepseekV41:
     """This rank's share of the model, with initial values if it starts from scratch.
 
-    Otherwise no rank ever holds the whole: it is made and cut without memory first.
+    It is made and cut without memory first: no rank ever holds the whole, unless it is the only
+    one.
     """
-    with torch.device("cpu" if scratch else "meta"):
+    with without_memory():
         model = DeepseekV41(
             config.model,
             distill=config.indexer.distills(config.model),
             recompute=config.parallel.recompute,
         )
-    if scratch:
-        init_weights(model, seed=config.seed, std=config.model.initializer_range)
     if config.parallel.world > 1:
         shard_model(model, config.parallel, dtype=getattr(torch, config.model.dtype))
-    return model if scratch else model.to_empty(device="cpu")
+    give_memory(model, device="cpu")
+    if scratch:
+        init_weights(model, seed=config.seed, std=config.model.initializer_range)
+    return model

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from model.config import EngramStoreConfig, ModelConfig
+from model.empty import give_memory, without_memory
 from model.engram.mapped import MappedStore
 from model.engram.owners import OwnerStore
 from model.engram.store import RowStore
@@ -46,9 +45,9 @@ def folder_model(folder: Path) -> tuple[ModelConfig, DeepseekV41, RowStore]:
     config = replace(ModelConfig.from_released(document), weights=str(folder))
     if config.engram_layers:
         config = replace(config, engram=EngramStoreConfig("mapped", str(folder)))
-    with torch.device("meta"):
+    with without_memory():
         model = DeepseekV41(config)
-    model = model.to_empty(device="cpu")
+    give_memory(model, device="cpu")
     mapped = config.engram_layers != ()
     store = MappedStore(config, token_map=None) if mapped else OwnerStore(config, seed=None)
     load_weights(config, model, store, ranks=Ranks(), progress=lambda done, total: None)

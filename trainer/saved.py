@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from model.config import ModelConfig
+from model.empty import without_memory
 from model.names import table_name
 from model.released.layout import Shape
 from model.transformer import DeepseekV41
@@ -23,7 +24,7 @@ class SavedModel:
 
     def __init__(self, folder: Path, config: ModelConfig) -> None:
         self._reader = CheckpointReader(folder)
-        with torch.device("meta"):
+        with without_memory():
             state = DeepseekV41(config).state_dict()
         self._saved = {name: ("model", tensor) for name, tensor in state.items()}
         if config.engram.store != "mapped":

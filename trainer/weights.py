@@ -10,10 +10,11 @@ from data.errors import DataError
 from model.config import ModelConfig
 from model.engram.owners import OwnerStore
 from model.engram.store import RowStore
+from model.parallel.held import held_part
 from model.released.audit import unread_by
 from model.released.errors import WeightsError
 from model.released.load import Progress, Target, load_folder, tables_of
-from trainer.ranks import Ranks, is_sharded
+from trainer.ranks import Ranks
 
 
 def load_weights(
@@ -35,20 +36,12 @@ def load_weights(
 
 def _load(config: ModelConfig, model: nn.Module, store: RowStore, *, progress: Progress) -> None:
     named = [*model.named_parameters(), *model.named_buffers()]
-    targets = [_target(name, tensor.detach()) for name, tensor in named]
+    targets = [_target(name, tensor) for name, tensor in named]
     tables = tables_of(store) if isinstance(store, OwnerStore) else []
     unread = unread_by(config, tables=isinstance(store, OwnerStore))
     load_folder(Path(config.weights), targets + tables, unread=unread, progress=progress)
 
 
 def _target(name: str, tensor: Tensor) -> Target:
-    if not is_sharded(tensor):
-        return Target.whole(name, tensor)
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    shape, offset = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements
-    )
-    local = tensor.to_local()
-    assert tuple(local.shape) == tuple(shape), (name, local.shape, shape)
-    return Target(name, local, tuple(tensor.shape), tuple(offset))
+    part, offset = held_part(tensor)
+    return Target(name, part, tuple(tensor.shape), offset)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from model.config import EngramStoreConfig
+from model.empty import give_memory, without_memory
 from model.engram.mapped import MappedStore
 from model.hf.configuration import DeepseekV41Config
 from model.released.audit import unread_by
@@ -53,9 +54,9 @@ def load_pretrained(
         config.dtype = config.text_config["dtype"] = name
     architecture = config.architecture()
     tokenizer = _tokenizer(folder.path)
-    with torch.device("meta"):
+    with without_memory():
         model = cls(config)
-    model.to_empty(device="cpu")
+    give_memory(model, device="cpu")
     if tokenizer is not None and architecture.engram_layers:
         model.use_tokenizer(tokenizer)
     unread = unread_by(architecture, tables=False)

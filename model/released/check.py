@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from pathlib import Path
 
-import torch
-
 from model.config import ModelConfig
+from model.empty import without_memory
 from model.names import table_name
 from model.released.audit import audit, unread_by
 from model.released.errors import WeightsError
@@ -43,7 +42,7 @@ def model_shapes(config: ModelConfig, *, tables: bool) -> dict[str, Shape]:
 
     tables: with its Engram tables.
     """
-    with torch.device("meta"):
+    with without_memory():
         shapes = wanted_shapes(targets_of(DeepseekV41(config)))
     if tables:
         rows = dict(zip(config.engram_layer_ids, config.engram_num_embeddings, strict=True))

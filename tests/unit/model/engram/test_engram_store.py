@@ -12,8 +12,6 @@ from model.engram import init
 from model.engram.init import initial_rows, initial_table
 from model.engram.owners import OwnerStore
 
-MASK = (1 << 64) - 1
-
 
 @pytest.fixture
 def store(make_config: Callable) -> OwnerStore:
@@ -121,19 +119,3 @@ def test_rows_past_32_bits_are_rows_of_their_own() -> None:
     rows = initial_rows(ids, 256, layer=14, seed=0, std=0.02)
     assert rows.isfinite().all()
     assert torch.cdist(rows, rows)[~torch.eye(4, dtype=torch.bool)].min() > 0.1
-
-
-def test_the_hash_is_splitmix64() -> None:
-    """Against python's own unbounded integers."""
-
-    def mixed(x: int) -> int:
-        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
-        return x ^ (x >> 31)
-
-    values = [0, 1, 2**63, MASK, 0x123456789ABCDEF, MASK - 12345]
-    signed = [v - (1 << 64) if v >> 63 else v for v in values]
-    found = init._mixed(torch.tensor(signed))
-    assert [v & MASK for v in found.tolist()] == [mixed(v) for v in values]
-    unit = init._unit(torch.tensor(signed)).tolist()
-    assert unit == [(v >> 11) * 2.0**-53 for v in values]
