@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from model.layout import Documents
+from model.tally import tally
 
 SMALLEST_SUM = 1e-20
 
@@ -21,7 +22,7 @@ def balance_sum(scores: Tensor, experts: Tensor, documents: Documents) -> Tensor
     """
     count, width, k = len(documents.lengths), scores.shape[1], experts.shape[1]
     place = documents.index[:, None] * (width + 1) + experts
-    slots = torch.bincount(place.flatten(), minlength=(count + 1) * (width + 1))
+    slots = tally(place, size=(count + 1) * (width + 1))
     share = slots.view(count + 1, width + 1)[:, :width].float() * (width / k)
     share[:count] /= documents.lengths[:, None]
     # The last row is that of padding, whose slots are all in the column cut off: it is zero.

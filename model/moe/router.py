@@ -12,6 +12,7 @@ from model.config import ModelConfig
 from model.layout import Documents
 from model.moe.balance import SMALLEST_SUM, balance_sum
 from model.precision import wide_linear
+from model.tally import tally
 
 
 class Routing(NamedTuple):
@@ -78,5 +79,5 @@ class Router(nn.Module):
     def _counts(self, experts: Tensor, image: Tensor) -> Tensor:
         columns = self.experts + 1
         place = experts + columns * image[:, None]
-        found = torch.bincount(place.flatten(), minlength=2 * columns)
+        found = tally(place, size=2 * columns)
         return found.view(2, columns)[:, : self.experts]
