@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from data.config import DataConfig
 from data.order import sharing_problems
@@ -73,13 +73,20 @@ class EvalConfig:
         return found + _whole("eval.packs", self.packs, least=1)
 
 
+TableRule = Literal["sinkhorn", "sparse_adam", "rowwise_adagrad", "frozen"]
+
+
 @dataclass(frozen=True)
 class OptimConfig:
     """How parameters and Engram tables learn, on one schedule.
 
-    adamw: AdamW for the parameters, Adam on the rows read for the tables. pretrain: the published
-    recipe, Muon for matrices, AdamW for the rest, Sinkhorn-balanced momentum for tables, embedding
-    and head; the settings of Adam below are those of its AdamW part.
+    name: adamw = AdamW for the parameters; pretrain = the published recipe, Muon for matrices,
+    Sinkhorn-balanced momentum for embedding and head, AdamW for the rest, to which the settings of
+    Adam below then belong.
+
+    tables: sinkhorn = balanced momentum over the whole tables; on the rows alone that a step has
+    read, sparse_adam = Adam, rowwise_adagrad = Adagrad with one number a row; frozen = not at all,
+    without state or gradient; auto = sinkhorn with pretrain, else sparse_adam.
 
     lr is the peak. Counted in steps: linear warm-up, constant, cosine down to final_lr, then
     constant; decay_steps=0 keeps lr for ever. Tables learn at lr * table_lr_multiplier.
@@ -96,9 +103,21 @@ class OptimConfig:
     eps: float
     weight_decay: float
     table_lr_multiplier: float
+    tables: Literal["auto", TableRule] = "auto"
+
+    @property
+    def table_rule(self) -> TableRule:
+        """How tables in memory learn."""
+        if self.tables != "auto":
+            return self.tables
+        return "sinkhorn" if self.name == "pretrain" else "sparse_adam"
 
     def problems(self) -> list[str]:
         found = []
+        if self.tables not in ("auto", *get_args(TableRule)):
+            found.append(
+                f"optim.tables={self.tables} is unknown; use auto, {', '.join(get_args(TableRule))}"
+            )
         if self.name not in ("adamw", "pretrain"):
             found.append(f"optim.name={self.name} is unknown; use adamw or pretrain")
         found += _number("optim.lr", self.lr, low=0, low_allowed=False)
@@ -259,6 +278,11 @@ class TrainerConfig:
                 ranks=self.parallel.world,
             )
         found += self._expert_problems()
+        if self.model.engram.store == "mapped" and self.optim.tables not in ("auto", "frozen"):
+            found.append(
+                f"optim.tables={self.optim.tables}, but tables in files do not learn "
+                "(model.engram.store=mapped); use optim.tables=auto, or keep the tables in memory"
+            )
         found += self.data.model_problems(self.model)
         if self.data.pack_length > self.model.max_position_embeddings:
             found.append(

@@ -20,7 +20,7 @@ from trainer.config import TrainerConfig
 from trainer.optim import ParameterOptimizer, build_optimizer, optimizer_tensors
 from trainer.ranks import Ranks
 from trainer.sharding import shard_model
-from trainer.table_optim import SinkhornTables, SparseAdam, TableOptimizer
+from trainer.table_optim import TableOptimizer, build_table_optimizer
 from trainer.weights import load_weights
 
 
@@ -37,8 +37,8 @@ class Learner:
         """All live tensors by name, the whole of what a checkpoint must hold.
 
         Names begin with model/, optimizer/, tables/ or table_optimizer/. Writing into them
-        restores the state, so they serve both saving and loading. Frozen tables stay in their
-        files.
+        restores the state, so they serve both saving and loading. Tables that are read out of
+        files stay there.
         """
         found = weights_by_name(self.model, self.store)
         for name, tensor in optimizer_tensors(self.optimizer).items():
@@ -78,12 +78,9 @@ def build_learner(
     if config.model.weights and not restored:
         ranks = ranks or Ranks.from_process_group()
         load_weights(config.model, model, store, ranks=ranks, progress=progress)
-    optim = config.optim
-    tables: TableOptimizer | None = None
-    if isinstance(store, OwnerStore) and optim.name == "pretrain":
-        tables = SinkhornTables(store)
-    elif isinstance(store, OwnerStore):
-        tables = SparseAdam(store, beta1=optim.beta1, beta2=optim.beta2, eps=optim.eps)
+    optim, tables = config.optim, None
+    if isinstance(store, OwnerStore):
+        tables = build_table_optimizer(store, optim)
     return Learner(
         model=model,
         store=store,
@@ -96,7 +93,8 @@ def build_store(config: TrainerConfig, *, scratch: bool) -> RowStore:
     """The Engram tables: those in files, or in memory, with initial values if from scratch."""
     if config.model.engram.store == "mapped":
         return MappedStore(config.model, token_map=load_token_map(config.data.tokenizer))
-    return OwnerStore(config.model, seed=config.seed if scratch else None)
+    learns = config.optim.table_rule != "frozen"
+    return OwnerStore(config.model, seed=config.seed if scratch else None, learns=learns)
 
 
 def build_model(config: TrainerConfig, *, scratch: bool) -> DeepseekV41:

@@ -1,15 +1,23 @@
-"""How Engram tables learn: Adam on the rows a step has read, or the published momentum."""
+"""How Engram tables learn: by the published momentum, or on the rows alone that a step has read.
+
+State lies beside the rows that this rank masters and has their number of rows. The sparse rules go
+over the rows read in tiles, so that beyond weights, state and the rows' gradients they need a few
+megabytes, whatever the table's size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from model.engram.owners import OwnerStore
+from trainer.config import OptimConfig
 from trainer.sinkhorn import sinkhorn_step
+
+TILE_VALUES = 1 << 18  # of a tile's temporaries: 1 MB each
 
 
 class TableOptimizer(Protocol):
@@ -22,7 +30,7 @@ class TableOptimizer(Protocol):
 
     def step(self, ids: Sequence[Tensor], grads: Sequence[Tensor], *, lr: float) -> None:
         """Learn from rows `ids` (per layer [U] int64, distinct, ascending, relative to the
-        primary range) and their gradients [U, head_dim]."""
+        primary range) and their gradients [U, head_dim]. All ranks take it together."""
         ...
 
     def tensors(self) -> dict[str, Tensor]:
@@ -30,32 +38,69 @@ class TableOptimizer(Protocol):
         ...
 
 
-class SinkhornTables:
+def build_table_optimizer(store: OwnerStore, optim: OptimConfig) -> TableOptimizer | None:
+    """The rule that `optim` names, its state allocated at once; None for frozen tables."""
+    match optim.table_rule:
+        case "sinkhorn":
+            return SinkhornTables(store)
+        case "sparse_adam":
+            return SparseAdam(store, beta1=optim.beta1, beta2=optim.beta2, eps=optim.eps)
+        case "rowwise_adagrad":
+            return RowwiseAdagrad(store, eps=optim.eps)
+        case "frozen":
+            return None
+
+
+class _Tables:
+    """By layer, the primary weight and its state by name."""
+
+    def __init__(self, store: OwnerStore, state: Sequence[dict[str, Tensor]]) -> None:
+        self._store, self._state = store, state
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {
+            f"layers.{layer}.engram.embed/{name}": self._store.as_global(index, tensor)
+            for index, (layer, state) in enumerate(
+                zip(self._store.layers, self._state, strict=True)
+            )
+            for name, tensor in state.items()
+        }
+
+    def _layers(
+        self, ids: Sequence[Tensor], grads: Sequence[Tensor]
+    ) -> Iterator[tuple[Tensor, dict[str, Tensor], Tensor, Tensor]]:
+        """(weight, state, row ids, their gradients) of each layer."""
+        weights = [table.weight for table in self._store.primary]
+        return zip(weights, self._state, ids, grads, strict=True)
+
+    def _tiles(
+        self, ids: Sequence[Tensor], grads: Sequence[Tensor]
+    ) -> Iterator[tuple[Tensor, dict[str, Tensor], Tensor, Tensor]]:
+        """The same for a few rows at a time."""
+        for weight, state, rows, grad in self._layers(ids, grads):
+            size = max(1, TILE_VALUES // weight.shape[1])
+            for some, own in zip(rows.split(size), grad.split(size), strict=True):
+                if len(some):
+                    yield weight, state, some, own
+
+
+class SinkhornTables(_Tables):
     """Sinkhorn-balanced momentum over whole tables, as published: rows that a step has not read
     move on by their momentum. State by layer: `momentum` fp32 [rows, head_dim]."""
 
     sparse = False
 
     def __init__(self, store: OwnerStore) -> None:
-        self._store = store
-        self._momentum = [torch.zeros_like(table.weight) for table in store.primary]
+        super().__init__(store, [{"momentum": torch.zeros_like(t.weight)} for t in store.primary])
 
     @torch.no_grad()
     def step(self, ids: Sequence[Tensor], grads: Sequence[Tensor], *, lr: float) -> None:
-        tables = zip(self._store.primary, self._momentum, ids, grads, strict=True)
-        for table, momentum, rows, grad in tables:
-            sinkhorn_step(table.weight, momentum, grad, lr=lr, ids=rows)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {
-            f"layers.{layer}.engram.embed/momentum": self._store.as_global(index, tensor)
-            for index, (layer, tensor) in enumerate(
-                zip(self._store.layers, self._momentum, strict=True)
-            )
-        }
+        world = self._store.mesh.world
+        for weight, state, rows, grad in self._layers(ids, grads):
+            sinkhorn_step(weight, state["momentum"], grad, lr=lr, ids=rows, group=world)
 
 
-class SparseAdam:
+class SparseAdam(_Tables):
     """Adam over table rows with a gradient; rows that a step did not read stay as they are.
 
     Each row counts its own steps: its moments decay, and its bias correction advances, only when
@@ -68,35 +113,55 @@ class SparseAdam:
     sparse = True
 
     def __init__(self, store: OwnerStore, *, beta1: float, beta2: float, eps: float) -> None:
-        self._store = store
+        weights = [table.weight for table in store.primary]
+        state = [
+            {
+                "exp_avg": torch.zeros_like(w),
+                "exp_avg_sq": torch.zeros_like(w),
+                "steps": torch.zeros(w.shape[0], dtype=torch.int32, device=w.device),
+            }
+            for w in weights
+        ]
+        super().__init__(store, state)
         self._beta1, self._beta2, self._eps = beta1, beta2, eps
-        tables = [table.weight for table in store.primary]
-        self._first = [torch.zeros_like(w) for w in tables]
-        self._second = [torch.zeros_like(w) for w in tables]
-        self._steps = [torch.zeros(w.shape[0], dtype=torch.int32) for w in tables]
 
     @torch.no_grad()
     def step(self, ids: Sequence[Tensor], grads: Sequence[Tensor], *, lr: float) -> None:
-        """Update rows `ids` (per layer [U] int64, distinct) by their gradients [U, head_dim]."""
-        for layer, (rows, grad) in enumerate(zip(ids, grads, strict=True)):
-            steps = self._steps[layer].index_select(0, rows) + 1
-            first = self._first[layer].index_select(0, rows).lerp_(grad, 1 - self._beta1)
-            second = self._second[layer].index_select(0, rows)
+        for weight, state, rows, grad in self._tiles(ids, grads):
+            steps = state["steps"].index_select(0, rows).add_(1)
+            first = state["exp_avg"].index_select(0, rows).lerp_(grad, 1 - self._beta1)
+            second = state["exp_avg_sq"].index_select(0, rows)
             second.mul_(self._beta2).addcmul_(grad, grad, value=1 - self._beta2)
+            state["steps"].index_copy_(0, rows, steps)
+            state["exp_avg"].index_copy_(0, rows, first)
+            state["exp_avg_sq"].index_copy_(0, rows, second)
             count = steps.double()[:, None]
-            unbiased = (1 - self._beta2**count).sqrt().float()
+            unbiased = (1 - self._beta2**count).sqrt_().float()
             size = (lr / (1 - self._beta1**count)).float()
-            change = first / (second.sqrt().div_(unbiased).add_(self._eps)) * size
-            self._steps[layer].index_copy_(0, rows, steps)
-            self._first[layer].index_copy_(0, rows, first)
-            self._second[layer].index_copy_(0, rows, second)
-            self._store.primary[layer].weight.index_add_(0, rows, change, alpha=-1)
+            change = first.div_(second.sqrt_().div_(unbiased).add_(self._eps)).mul_(size)
+            weight.index_add_(0, rows, change, alpha=-1)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The live state as "layers.N.engram.embed/<state name>"; writing into it restores it."""
-        named = zip(self._store.layers, self._first, self._second, self._steps, strict=True)
-        return {
-            f"layers.{layer}.engram.embed/{name}": self._store.as_global(index, tensor)
-            for index, (layer, first, second, steps) in enumerate(named)
-            for name, tensor in (("exp_avg", first), ("exp_avg_sq", second), ("steps", steps))
-        }
+
+class RowwiseAdagrad(_Tables):
+    """Adagrad with one number a row: a_i += mean_j g_ij^2; w_i -= lr * g_i / (sqrt(a_i) + eps).
+
+    The rows with a gradient alone, no momentum, no weight decay: the state is 1 / head_dim of the
+    table's size. A row's steps shrink as its gradients add up.
+
+    State by layer: `sum_sq` fp32 [rows].
+    """
+
+    sparse = True
+
+    def __init__(self, store: OwnerStore, *, eps: float) -> None:
+        weights = [table.weight for table in store.primary]
+        super().__init__(store, [{"sum_sq": torch.zeros_like(w[:, 0])} for w in weights])
+        self._eps = eps
+
+    @torch.no_grad()
+    def step(self, ids: Sequence[Tensor], grads: Sequence[Tensor], *, lr: float) -> None:
+        for weight, state, rows, grad in self._tiles(ids, grads):
+            total = state["sum_sq"].index_select(0, rows).add_(grad.square().mean(1))
+            state["sum_sq"].index_copy_(0, rows, total)
+            change = grad / total.sqrt_().add_(self._eps)[:, None]
+            weight.index_add_(0, rows, change, alpha=-lr)

@@ -24,9 +24,20 @@ class OwnerStore:
     tables over ranks starts from the same numbers.
     """
 
-    def __init__(self, config: ModelConfig, *, seed: int | None, mesh: Mesh | None = None) -> None:
-        """seed: of the initial values; None leaves them undefined, for weights to be read."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        seed: int | None,
+        mesh: Mesh | None = None,
+        learns: bool = True,
+    ) -> None:
+        """seed: of the initial values; None leaves them undefined, for weights to be read.
+
+        learns: False for frozen tables, for which windows hold no gradient.
+        """
         self.mesh = mesh or Mesh()
+        self.learns = learns
         self.layers = config.engram_layers
         self.rows = config.engram_num_embeddings[: len(self.layers)]
         std, dim = config.initializer_range, config.engram_head_dim
@@ -58,7 +69,8 @@ class OwnerStore:
     def open_window(self, rows: list[Tensor]) -> Window:
         ids, inverses = distinct_rows(rows, layers=self.layers, counts=self.rows)
         values = [w.index_select(0, own) for w, own in zip(self.weight, ids, strict=True)]
-        grads = [torch.zeros_like(value, dtype=torch.float32) for value in values]
+        learning = values if self.learns else []
+        grads = [torch.zeros_like(value, dtype=torch.float32) for value in learning]
         return Window(ids, values, inverses, grads)
 
     def fingerprint(self) -> dict[str, Any]:

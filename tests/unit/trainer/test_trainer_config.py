@@ -73,12 +73,33 @@ def test_sound_configurations_have_no_problems():
         (dataclasses.replace(OPTIM, table_lr_multiplier=-1.0), "optim.table_lr_multiplier=-1.0"),
         (dataclasses.replace(OPTIM, name="muon"), "optim.name=muon"),
         (dataclasses.replace(OPTIM, warmup_steps=-1), "optim.warmup_steps=-1"),
+        (dataclasses.replace(OPTIM, tables="adagrad"), "optim.tables=adagrad"),
     ],
 )
 def test_each_bad_value_is_named_once_with_its_value(part, key):
     problems = part.problems()
     assert len(problems) == 1
     assert problems[0].startswith(key + " ")
+
+
+def test_tables_learn_by_the_rule_that_goes_with_the_others():
+    pretrain = dataclasses.replace(OPTIM, name="pretrain")
+    assert (OPTIM.table_rule, pretrain.table_rule) == ("sparse_adam", "sinkhorn")
+    assert dataclasses.replace(pretrain, tables="rowwise_adagrad").table_rule == "rowwise_adagrad"
+
+
+@pytest.mark.parametrize("tables", ["sinkhorn", "sparse_adam", "rowwise_adagrad"])
+def test_tables_in_files_do_not_learn(config, tables):
+    stored = dataclasses.replace(config.model.engram, store="mapped", path="x")
+    mapped = dataclasses.replace(config.model, engram=stored)
+
+    def problems(tables: str) -> list[str]:
+        optim = dataclasses.replace(config.optim, tables=tables)
+        return dataclasses.replace(config, model=mapped, optim=optim).problems()
+
+    (problem,) = problems(tables)
+    assert problem.startswith(f"optim.tables={tables}, but tables in files do not learn")
+    assert problems("frozen") == problems("auto") == []
 
 
 def test_all_problems_of_a_part_are_reported_together():
