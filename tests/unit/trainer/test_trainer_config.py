@@ -143,3 +143,11 @@ def test_experts_are_divided_evenly(config):
     assert hidden.startswith("model.hidden_size = 64")
     assert len(changed(dp_shard=36, ep=12)) == 3, "all at once"
     assert changed(dp_shard=3, ep=2) == [], "told by the part itself"
+
+
+def test_a_mesh_that_does_not_divide_is_told_in_full():
+    problems = ParallelConfig(dp_shard=3, ep=2, engram_owners=2).problems()
+    assert len(problems) == 2
+    assert "parallel.ep=2 does not divide parallel.dp_shard=3 x parallel.cp=1" in problems[0]
+    assert "parallel.engram_owners=2 does not divide the 3 ranks" in problems[1]
+    assert len(ParallelConfig(dp_shard=0, cp=-1, ep=0, engram_owners=0).problems()) == 4
