@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from data.images.spread import spread
 
 NO_LABEL = -100
 
@@ -47,11 +51,40 @@ class Images:
     """The images of a batch, in the row-major order of their spans over [B, S].
 
     patches: [P, 3 * patch_size^2], channel first inside a patch, each image's patches row by row,
-    one image after another. grids: int64 [images, 2], patch rows and columns of each.
+    one image after another. grids: int64 [images, 2], patch rows and columns of each. ranks: None,
+    or int64 [images], the rank of a context group that sees each image; patches are then those of
+    one rank's images.
     """
 
     patches: Tensor
     grids: Tensor
+    ranks: Tensor | None = None
+
+    def shard(self, stretch: Stretch) -> Images:
+        """Those that the stretch's rank sees, wherever their spans lie."""
+        ranks = spread(self.grids, ranks=stretch.ranks)
+        seen = (ranks == stretch.rank).repeat_interleave(self.grids.prod(1))
+        return Images(self.patches[seen], self.grids, ranks)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The columns of every row that one rank of a context group takes: of `ranks` equal stretches,
+    each a multiple of the model's alignment, that of its number."""
+
+    rank: int = 0
+    ranks: int = 1
+    alignment: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class WholeRows:
+    """What every rank of a context group knows of the rows they divide; as in Batch, over all
+    columns."""
+
+    position_ids: Tensor
+    seq_ids: Tensor
+    token_types: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +96,8 @@ class Batch:
     padding) are int64 [B, S]; token_types int8 [B, S]: -1 = text, 0..3 = start, image, newline and
     end of an image span; engram_rows int64 [B, S, L, C] for L Engram layers and C rows a token,
     hashed on whole documents. images: None when the batch has none. sample_ids are the rows'
-    global pack indices, -1 for a row of padding.
+    global pack indices, -1 for a row of padding. whole: None unless the tensors are a stretch of
+    columns; layout is that of whole rows all the same.
     """
 
     input_ids: Tensor
@@ -75,6 +109,7 @@ class Batch:
     images: Images | None
     sample_ids: tuple[int, ...]
     layout: PackLayout
+    whole: WholeRows | None = None
 
     @property
     def valid_tokens(self) -> int:
@@ -86,14 +121,53 @@ class Batch:
         """Positions that are no padding."""
         return int((self.seq_ids > 0).sum())
 
+    def shard(self, stretch: Stretch, *, pad_token_id: int) -> Batch:
+        """One rank's columns. Rows are first widened with padding to a multiple of ranks *
+        alignment: any number of ranks can take packs of any plan, at the price of a few slots.
+        """
+        if stretch.ranks == 1:
+            return self
+        width = self.labels.shape[1]
+        extra = -width % (stretch.ranks * stretch.alignment)
+        share = (width + extra) // stretch.ranks
+        own = slice(stretch.rank * share, (stretch.rank + 1) * share)
+
+        def wide(tensor: Tensor, fill: int) -> Tensor:
+            return F.pad(tensor, (0, extra), value=fill) if extra else tensor
+
+        whole = WholeRows(
+            position_ids=wide(self.position_ids, 0),
+            seq_ids=wide(self.seq_ids, 0),
+            token_types=wide(self.token_types, -1),
+        )
+        # The rows of an Engram table that a step reads stay the same: none is added for padding.
+        column = torch.arange(width + extra)[own].clamp_max(width - 1)
+        return replace(
+            self,
+            input_ids=wide(self.input_ids, pad_token_id)[:, own].contiguous(),
+            labels=wide(self.labels, NO_LABEL)[:, own].contiguous(),
+            position_ids=whole.position_ids[:, own].contiguous(),
+            seq_ids=whole.seq_ids[:, own].contiguous(),
+            token_types=whole.token_types[:, own].contiguous(),
+            engram_rows=self.engram_rows[:, column],
+            images=self.images and self.images.shard(stretch),
+            whole=whole,
+        )
+
     def pin_memory(self) -> Batch:
         """A copy in page-locked memory, from where a GPU copies without waiting."""
-        pinned = {
-            f.name: value.pin_memory()
-            for f in fields(self)
-            if isinstance(value := getattr(self, f.name), Tensor)
-        }
-        images = self.images
-        if images is not None:
-            images = Images(images.patches.pin_memory(), images.grids.pin_memory())
-        return replace(self, **pinned, images=images)
+        return _pinned(self)
+
+
+T = TypeVar("T", Batch, Images, WholeRows)
+
+
+def _pinned(value: T) -> T:
+    pinned = {}
+    for f in fields(value):
+        part = getattr(value, f.name)
+        if isinstance(part, Tensor):
+            pinned[f.name] = part.pin_memory()
+        elif isinstance(part, Images | WholeRows):
+            pinned[f.name] = _pinned(part)
+    return replace(value, **pinned)

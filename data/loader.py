@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from torch.utils.data import Dataset
 
-from data.batch import Batch
+from data.batch import Batch, Stretch
 from data.collate import collate
 from data.order import rank_indices, sharing_problems
 from data.packs import PackedSet
 from data.workers import in_workers
 
 PADDING_SAMPLE = -1
+WHOLE = Stretch()
 
 
 def batches(
@@ -28,12 +29,15 @@ def batches(
     ranks: int,
     workers: int,
     pin: bool = False,
+    stretch: Stretch = WHOLE,
 ) -> Generator[list[Batch], None, None]:
     """One list of micro-batches for each of `steps` steps from first_step on, for one rank.
 
     Step t takes global pack indices [t * packs_per_step, (t + 1) * packs_per_step), each rank a
-    contiguous slice. `workers` > 0 prepares batches ahead in that many processes, started at
-    once; they are stopped when the iterator is closed or dropped. pin: into page-locked memory.
+    contiguous slice. With context groups `rank` counts groups: a group's ranks take the same packs,
+    and of them each its `stretch` of columns. `workers` > 0 prepares batches ahead in that many
+    processes, started at once; they are stopped when the iterator is closed or dropped. pin: into
+    page-locked memory.
 
     ValueError when there are no such packs or a step cannot be dealt out evenly. The iterator
     raises DataError for what cannot be used, WorkerDiedError when a worker dies.
@@ -46,7 +50,7 @@ def batches(
         raise ValueError("\n".join(found))
     micro_batches = packs_per_step // ranks // packs_per_micro_batch
     source = MicroBatches(
-        packs, first_step, steps, packs_per_step, packs_per_micro_batch, rank, ranks
+        packs, first_step, steps, packs_per_step, packs_per_micro_batch, rank, ranks, stretch
     )
     if not workers or not steps:
         here = (source[number] for number in range(len(source)))
@@ -55,12 +59,19 @@ def batches(
 
 
 def eval_batches(
-    packs: PackedSet, *, count: int, packs_per_micro_batch: int, rank: int, ranks: int
+    packs: PackedSet,
+    *,
+    count: int,
+    packs_per_micro_batch: int,
+    rank: int,
+    ranks: int,
+    stretch: Stretch = WHOLE,
 ) -> Iterator[Batch]:
     """This rank's part of the first `count` held-out packs (all, if there are fewer), in order.
 
     Every rank yields the same number of batches of packs_per_micro_batch rows; rows that are
-    missing for that are padding, without labels. ValueError when there is no pack.
+    missing for that are padding, without labels. stretch: as in `batches`. ValueError when there is
+    no pack.
     """
     wanted = packs.available(count)
     if not wanted:
@@ -77,7 +88,7 @@ def eval_batches(
             packs,
             [None if index == PADDING_SAMPLE else packs.place(index) for index in rows],
             sample_ids=tuple(rows),
-        )
+        ).shard(stretch, pad_token_id=packs.pad_token_id)
         for rows in mine.reshape(-1, size).tolist()
     )
 
@@ -93,6 +104,7 @@ class MicroBatches(Dataset):
     packs_per_micro_batch: int
     rank: int
     ranks: int
+    stretch: Stretch = WHOLE
 
     def __len__(self) -> int:
         return self.steps * (self.packs_per_step // self.ranks // self.packs_per_micro_batch)
@@ -101,7 +113,8 @@ class MicroBatches(Dataset):
         samples = self.samples(number)
         places = [self.packs.place(index) for index in samples]
         self.packs.plan_ahead(samples[-1])
-        return collate(self.packs, places, sample_ids=tuple(samples))
+        batch = collate(self.packs, places, sample_ids=tuple(samples))
+        return batch.shard(self.stretch, pad_token_id=self.packs.pad_token_id)
 
     def samples(self, number: int) -> list[int]:
         """Global pack indices of a micro-batch."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from model.attention.csa import AttentionContext, CSAttention, SharedKV
+from model.attention.csa import AttentionContext, CSAttention, KnownAttention, SharedKV
 from model.config import ModelConfig, Recompute
 from model.engram.layer import Engram
 from model.engram.rows import EngramRows
@@ -71,10 +71,10 @@ class _Carriers(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What a layer's first run leaves for its second: choices, which are not made again, and what
-    other layers have read."""
+    """What a layer's first run leaves for its second: choices, which are not made again, what other
+    layers have read, and what other ranks have sent."""
 
-    published: SharedKV | None
+    attention: KnownAttention
     chosen: Tensor  # [T, k] int64, experts
     routed: Tensor | None  # [T, D], the routed experts' output
 
@@ -172,8 +172,9 @@ class Block(nn.Module):
         with rebuilding(lambda: self._read(streams, pre, self.attn_norm)) as cheap:
             mix = self.hc_attn(streams)
             x = cheap(self.attn_norm(cheap(self.read(streams, pre))))
-            before = None if known is None else known.published
-            y, published, index_loss, index_recall = self.attn(x, context, shared, before)
+            before = None if known is None else known.attention
+            attended = self.attn(x, context, shared, before)
+        y = attended.y
         middle = self.expand(y, streams, mix.post, mix.comb)
 
         def make() -> list[Tensor]:
@@ -193,16 +194,16 @@ class Block(nn.Module):
             )
             out = self.expand(ffn.y, middle, mix_ffn.post, mix_ffn.comb)
         routed = ffn.routed.detach() if self.recompute == "selective" else None
-        keep = Known(None if published is None else published.detached(), ffn.chosen, routed)
+        keep = Known(attended.known, ffn.chosen, routed)
         made = BlockOutput(
             streams=out,
             pre=mix_ffn.pre,
-            published=published,
+            published=attended.published,
             expert_counts=ffn.counts,
             engram_gate_mean=gate_mean,
             balance_loss=ffn.balance,
-            index_loss=index_loss,
-            index_recall=index_recall,
+            index_loss=attended.index_loss,
+            index_recall=attended.index_recall,
         )
         return made, keep
 

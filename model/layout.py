@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from model.parallel.columns import Columns
+from model.parallel.group import Group
 
 
 @dataclass(frozen=True)
@@ -16,15 +19,21 @@ class Images:
 
     patches [P, 3 * patch_size^2]: channel first inside a patch, patches of an image row by row,
     one image after another. grids [n, 2] int64: patch rows and columns of each image.
+    ranks [n] int64, where the rows are divided over a context group: the rank that each image is
+    given to; `grids` are then those of all images, `patches` those of this rank's.
     """
 
     patches: Tensor
     grids: Tensor
+    ranks: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class ModelInputs:
     """One micro-batch as the loader makes it; every tensor is [B, S].
+
+    Where a context group of n ranks divides the rows, `input_ids` are this rank's S / n columns,
+    and the others whole: where documents lie is known without asking the other ranks.
 
     `seq_ids` counts documents 1, 2, ... inside a row and is 0 on padding; `position_ids` restart in
     every document; documents start at multiples of the model's alignment; `token_types` is -1 on
@@ -52,38 +61,74 @@ class Documents(NamedTuple):
 
     index: Tensor  # [T] int64: each token's document, len(lengths) on padding
     lengths: Tensor  # [documents] int64
+    group: Group = Group()  # the ranks that have tokens of these documents
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The documents of T flat tokens. Tensors are [T]; padding tokens see nothing."""
+    """The documents of T flat tokens. Tensors are [T]; padding tokens see nothing.
+
+    Where rows are divided, T are this rank's columns of every row; flat indices count the tokens of
+    whole rows all the same, and `whole` is the layout of them all.
+    """
 
     live: Tensor  # bool: not padding
     image: Tensor  # bool: inside an image span
     position: Tensor  # int64, document-local
-    start: Tensor  # int64, flat index of the own document's first token; t + 1 on padding
+    index: Tensor  # int64, each token's flat index
+    start: Tensor  # int64, flat index of the own document's first token; index + 1 on padding
+    columns: Columns = field(default_factory=Columns)
+    undivided: Layout | None = None
 
     @classmethod
-    def of(cls, inputs: ModelInputs) -> Layout:
+    def of(cls, inputs: ModelInputs, columns: Columns = Columns()) -> Layout:  # noqa: B008, frozen
         """Lay the rows of `inputs` end to end; their width must be a multiple of the alignment."""
         live = inputs.seq_ids.flatten() > 0
         position = inputs.position_ids.flatten()
         index = torch.arange(live.numel(), device=live.device)
-        return cls(
+        whole = cls(
             live=live,
             image=inputs.token_types.flatten() >= 0,
             position=position,
+            index=index,
             # Past the token itself: then no window key, however near, passes `key >= start`.
             start=torch.where(live, index - position, index + 1),
         )
+        return whole.divide(columns) if columns.divided else whole
+
+    def divide(self, columns: Columns) -> Layout:
+        """This rank's part."""
+        return Layout(
+            live=columns.own(self.live),
+            image=columns.own(self.image),
+            position=columns.own(self.position),
+            index=columns.own(self.index),
+            start=columns.own(self.start),
+            columns=columns,
+            undivided=self,
+        )
+
+    @property
+    def whole(self) -> Layout:
+        """Of all tokens of all rows."""
+        return self.undivided or self
+
+    @property
+    def window_start(self) -> Tensor:
+        """[stretches, n]: `start` counted from a stretch's first token, negative in a document
+        that begins on another rank."""
+        index = self.index.unflatten(0, (self.columns.stretches, -1))
+        return self.start.view_as(index) - index[:, :1]
 
     def documents(self) -> Documents:
         """Number the documents; their count decides shapes, so a device is waited for."""
-        first = self.live & (self.start == torch.arange(len(self.start), device=self.start.device))
+        whole, columns = self.whole, self.columns
+        first = whole.live & (whole.start == whole.index)
         number = first.cumsum(0)
         count = int(number[-1])
-        index = torch.where(self.live, number - 1, count)
-        return Documents(index, torch.bincount(index, minlength=count + 1)[:count])
+        index = torch.where(whole.live, number - 1, count)
+        lengths = torch.bincount(index, minlength=count + 1)[:count]
+        return Documents(columns.own(index), lengths, columns.group)
 
     def visible(self, ratio: int) -> VisibleRange:
         """Entry g of a document is visible to its position t when g < floor((t + 1) / ratio).

@@ -17,10 +17,12 @@ from model.hyper_connection import read
 from model.layout import Layout, ModelInputs, pad_rows
 from model.loss import cross_entropy_sum
 from model.norm import RMSNorm
+from model.parallel.columns import Columns
 from model.parallel.mesh import Mesh
 from model.rope import plain_frequencies, yarn_frequencies
 from model.vision.aligner import Aligner
 from model.vision.spans import END, NEWLINE, START, blank_image, fill_spans, require_sound
+from model.vision.spread import own_images, to_spans
 from model.vision.tower import VisionTower
 
 
@@ -60,6 +62,11 @@ class DeepseekV41(nn.Module):
     states in place of loss or logits. ValueError for images that do not fit the inputs' spans, or
     that a model without a tower is given.
 
+    Where the mesh has a context group, a rank is given its stretch of the columns (`ModelInputs`;
+    of labels and Engram rows too): as wide as any other's, and a multiple of the alignment. Outputs
+    are of its tokens; losses, counts and gradients are to be summed over the group. Whole rows are
+    computed as without a group.
+
     The indexer has no gradient from the language-model loss. With `distill` it learns from
     index_loss, which a forward without gradients does not compute; otherwise it is frozen.
     `recompute`: see `Block`. `mesh`: the ranks that run this model together.
@@ -74,7 +81,7 @@ class DeepseekV41(nn.Module):
         mesh: Mesh = Mesh(),  # noqa: B008, frozen
     ) -> None:
         super().__init__()
-        self.config, self.distill = config, distill
+        self.config, self.distill, self.cp = config, distill, mesh.cp
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
             Block(config, n, recompute=recompute, mesh=mesh)
@@ -113,11 +120,12 @@ class DeepseekV41(nn.Module):
     ) -> ForwardOutput:
         c = self.config
         rows, columns = inputs.input_ids.shape
+        divided = self._divided(inputs)
         width = columns + -columns % c.alignment
         wide = pad_rows(inputs, width, pad_token_id=c.pad_token_id)
         engram = [_pad_engram(r, width) for r in engram]
         context = AttentionContext.of(
-            Layout.of(wide),
+            Layout.of(wide, divided),
             plain_frequencies(c).to(wide.input_ids.device),
             yarn_frequencies(c).to(wide.input_ids.device),
             c.active_ratios,
@@ -125,7 +133,7 @@ class DeepseekV41(nn.Module):
             distill=self.distill and torch.is_grad_enabled(),
             recall=recall,
         )
-        hidden, out = self._run_layers(self._embed(wide), context, engram)
+        hidden, out = self._run_layers(self._embed(wide, divided), context, engram)
         if not head:
             return out._replace(hidden=hidden.unflatten(0, (rows, width))[:, :columns])
         if labels is None:
@@ -134,7 +142,19 @@ class DeepseekV41(nn.Module):
         flat = F.pad(labels, (0, width - columns), value=-100).flatten()
         return out._replace(loss_sum=self.head(hidden, flat))
 
-    def _embed(self, inputs: ModelInputs) -> Tensor:
+    def _divided(self, inputs: ModelInputs) -> Columns:
+        """Which columns of whole rows the inputs hold."""
+        (rows, n), (_, width) = inputs.input_ids.shape, inputs.seq_ids.shape
+        if n == width:
+            return Columns()
+        if n * self.cp.size != width or n % self.config.alignment:
+            raise ValueError(
+                f"a rank's {n} of {width} columns are not one of {self.cp.size} equal stretches of "
+                f"a multiple of {self.config.alignment}: divide rows with Batch.shard"
+            )
+        return Columns(self.cp, rows)
+
+    def _embed(self, inputs: ModelInputs, columns: Columns) -> Tensor:
         """[T, D]: token embeddings, those of image spans replaced by what stands there."""
         # The rows are rounded, not the table: its gradient sums up in fp32.
         x = self.embed(inputs.input_ids.flatten()).to(getattr(torch, self.config.dtype))
@@ -146,19 +166,23 @@ class DeepseekV41(nn.Module):
                     "set vision.num_hidden_layers above 0, or leave the images out"
                 )
             return x
-        if images is not None:
-            require_sound(images, vision)
-            patches = images.patches.to(x.dtype)
-            features = self.aligner(self.vision(patches, images.grids), images.grids)
-        elif self.training:
+        types, seen = inputs.token_types.flatten(), images and own_images(images, columns)
+        if seen is not None:
+            require_sound(seen, vision)
+            patches = seen.patches.to(x.dtype)
+            features = self.aligner(self.vision(patches, seen.grids), seen.grids)
+        elif self.training or images is not None:
             # Another rank may have images: all must run the same sharded modules, or their
             # collectives never meet. It also keeps a zero gradient from being none at all.
             blank = blank_image(vision, like=x)
             features = self.aligner(self.vision(blank.patches, blank.grids), blank.grids)[:0]
         else:
             features = x[:0]
+        if images is not None and columns.divided:
+            downsample = vision.downsample_ratio
+            features = to_spans(features, images, types, columns, downsample=downsample)
         delimiters = {START: self.image_start, NEWLINE: self.image_newline, END: self.image_end}
-        return fill_spans(x, inputs.token_types.flatten(), features, delimiters)
+        return fill_spans(x, columns.own(types), features, delimiters)
 
     def _run_layers(
         self, x: Tensor, context: AttentionContext, engram: list[EngramRows]

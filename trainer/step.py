@@ -201,13 +201,13 @@ def forward(
     recall: bool = False,
 ) -> ForwardOutput:
     """The model's output for one micro-batch, the loss summed over its labels."""
-    images = batch.images
+    images, rows = batch.images, batch.whole or batch
     inputs = ModelInputs(
         input_ids=batch.input_ids,
-        seq_ids=batch.seq_ids,
-        position_ids=batch.position_ids,
-        token_types=batch.token_types,
-        images=images and Images(images.patches, images.grids),
+        seq_ids=rows.seq_ids,
+        position_ids=rows.position_ids,
+        token_types=rows.token_types,
+        images=images and Images(images.patches, images.grids, images.ranks),
     )
     options = {"balance": balance, "recall": recall}
     return learner.model(inputs, engram=engram, labels=batch.labels, **options)

@@ -43,12 +43,14 @@ def attend(
     """Attention over window keys, selected entries and a sink, in one softmax of scale d^-1/2.
 
     q_latent [T, q_lora] with wq_b [H*d, q_lora] gives the queries, rotated by turn [T, rope/2]
-    complex64. kv [T, d] is one head of rotated keys that are the values too; sink [H] enters the
-    denominator only. start [T] int64 is the first flat index a query may look at, t + 1 where it
-    may look at nothing (its output is 0). entries [G, d] with selected [T, K] int64, -1 where
-    absent, or both None. Outputs are rotated back and go through wo_a [groups * o_lora, H*d/groups]
-    group by group. Returns [T, groups * o_lora] in q_latent's dtype and, `with_mass`, the sum over
-    heads of each selected entry's probability: [T, K] fp32, 0 where absent, without gradient.
+    complex64. kv [h + T, d] is one head of rotated keys that are the values too, of which up to
+    window - 1 stand before the first query's own; sink [H] enters the denominator only. start [T]
+    int64 is the first index a query may look at, counted from the first query's own (negative: into
+    the h before it), t + 1 where it may look at nothing (its output is 0). entries [G, d] with
+    selected [T, K] int64, -1 where absent, or both None. Outputs are rotated back and go through
+    wo_a [groups * o_lora, H*d/groups] group by group. Returns [T, groups * o_lora] in q_latent's
+    dtype and, `with_mass`, the sum over heads of each selected entry's probability: [T, K] fp32, 0
+    where absent, without gradient.
     """
     fixed = turn, start, selected, settings, with_mass
     return _Attend.apply(q_latent, wq_b, wo_a, kv, sink, entries, *fixed)  # pyright: ignore
@@ -112,7 +114,8 @@ class _Attend(torch.autograd.Function):
             by_q = turn_(by_q, here.conj()).flatten(1)
             grad_latent[low:high] = by_q @ wq_b
             grad_wq_b += by_q.t() @ q_latent[low:high]
-        near = into.near[settings.window - 1 :][: kv.shape[0]].to(kv.dtype)
+        before = kv.shape[0] - q_latent.shape[0]
+        near = into.near[settings.window - 1 - before :][: kv.shape[0]].to(kv.dtype)
         far = None if into.entries is None else into.entries.to(entries.dtype)
         by_weight = grad_wq_b.to(wq_b.dtype), grad_wo_a.to(wo_a.dtype)
         return grad_latent, *by_weight, near, into.sink.to(sink.dtype), far, *[None] * 5

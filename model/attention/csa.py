@@ -4,10 +4,15 @@ Four roles by layer. window: no compressed entries. source: owns compressor and 
 compressed KV, index keys and a selection. reindex: reuses KV and keys, publishes a new selection.
 reuse: reuses everything. What a source publishes belongs to one forward of one micro-batch; its
 gradient is the sum over all consumers.
+
+Where a context group of ranks divides the columns of a row, window keys come from the ranks to the
+left in every layer, and what a source makes of its own columns is gathered once, there: published
+entries and keys are those of whole rows on every rank, in their usual order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,13 +23,14 @@ from model.attention.attend import AttentionSettings, attend
 from model.attention.compressor import Compressor
 from model.attention.distillation import selection_divergence
 from model.attention.indexer import Candidates, Indexer
-from model.attention.recall import selection_recall
+from model.attention.recall import recall_probes, selection_recall
 from model.config import ModelConfig
 from model.layout import Documents, Layout, VisibleRange
 from model.norm import RMSNorm
+from model.parallel.gather import gather
+from model.parallel.halo import halo
 from model.precision import Linear
 from model.quantization.cache import fp8_fake_quant, nvfp4_fake_quant
-from model.recompute import as_before
 from model.rope import rotate, rotation
 
 
@@ -35,6 +41,7 @@ class AttentionContext:
     layout: Layout
     plain: Tensor  # [T, rope_dim / 2] complex64, ratio-0 layers
     yarn: Tensor  # [T, rope_dim / 2] complex64, every other layer
+    window_start: tuple[Tensor, ...]  # see `Layout.window_start`
     visible: dict[int, VisibleRange]  # by ratio
     documents: Documents | None = None  # when the experts' balance loss is wanted
     distill: bool = False  # whether index sources give what their indexer learns from
@@ -56,6 +63,7 @@ class AttentionContext:
             layout=layout,
             plain=rotation(plain, layout.position),
             yarn=rotation(yarn, layout.position),
+            window_start=layout.window_start.unbind(),
             visible={r: layout.visible(r) for r in ratios},
             documents=layout.documents() if balance else None,
             distill=distill,
@@ -64,7 +72,7 @@ class AttentionContext:
 
 
 class SharedKV(NamedTuple):
-    """What the latest sources published. Tensors of all micro-batch rows, entries flat."""
+    """What the latest sources published. Entries and keys of all micro-batch rows, flat."""
 
     entries: Tensor  # [G, head_dim] compressed KV; carries gradient
     keys: Tensor  # [G, index_head_dim]; carries gradient when the indexer learns
@@ -76,9 +84,17 @@ class SharedKV(NamedTuple):
         return self._replace(entries=self.entries.detach(), keys=self.keys.detach())
 
 
+class KnownAttention(NamedTuple):
+    """What a first run leaves for its repetition: what it has chosen, and what came from others."""
+
+    published: SharedKV | None  # without graph
+    halo: Tensor | None  # [stretches, window - 1, head_dim], where columns are divided
+
+
 class AttentionOutput(NamedTuple):
     y: Tensor  # [T, D]
     published: SharedKV | None
+    known: KnownAttention
     index_loss: Tensor | None  # fp32 scalar, see `selection_divergence`
     index_recall: Tensor | None  # fp32 [2], see `selection_recall`
 
@@ -86,8 +102,9 @@ class AttentionOutput(NamedTuple):
 class CSAttention(nn.Module):
     """One layer's attention over x [T, D].
 
-    A repetition gives as `known` what the first run published: the selection is taken from it, and
-    entries and keys are its own, bit for bit, with the gradient of being made again.
+    A repetition gives the first run's `known`: the selection is taken from it, and entries, keys
+    and halo are its own, bit for bit, with the gradient of being made again; nothing is sent in
+    its forward.
     """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
@@ -124,30 +141,21 @@ class CSAttention(nn.Module):
         x: Tensor,
         context: AttentionContext,
         shared: SharedKV | None,
-        known: SharedKV | None = None,
+        known: KnownAttention | None = None,
     ) -> AttentionOutput:
         turn = context.yarn if self.ratio else context.plain
         q_latent = self.q_norm(self.wq_a(x))
         kv = rotate(self.kv_norm(self.wkv(x)), turn)
         if self.qat.window_fp8:
             kv = fp8_fake_quant(kv)
+        near, before = self._near(kv, context, None if known is None else known.halo)
         published, queries = None, None
         if self.role in ("source", "reindex"):
-            published, queries = self._publish(x, q_latent, context, shared, known)
+            again = None if known is None else known.published
+            published, queries = self._publish(x, q_latent, context, shared, again)
             shared = published
-        out, mass = attend(
-            q_latent,
-            self.wq_b.weight.to(x.dtype),
-            self.wo_a.weight.to(x.dtype),
-            kv,
-            self.attn_sink,
-            turn=turn,
-            start=context.layout.start,
-            entries=shared.entries if shared and self.ratio else None,
-            selected=shared.selected if shared and self.ratio else None,
-            settings=self.settings,
-            with_mass=context.distill and published is not None,
-        )
+        with_mass = context.distill and published is not None
+        out, mass = self._attend(q_latent, near, turn, context, shared, with_mass=with_mass)
         loss = recall = None
         if mass is not None:
             assert published is not None and queries is not None
@@ -159,8 +167,56 @@ class CSAttention(nn.Module):
                 workspace_bytes=self.settings.workspace_bytes,
             )
             if context.recall and known is None:
-                recall = self._recall(q_latent, kv, context, published)
-        return AttentionOutput(self.wo_b(out), published, loss, recall)
+                recall = self._recall(q_latent, near, context, published)
+        kept = KnownAttention(None if published is None else published.detached(), before)
+        return AttentionOutput(self.wo_b(out), published, kept, loss, recall)
+
+    def _near(
+        self, kv: Tensor, context: AttentionContext, known: Tensor | None
+    ) -> tuple[Sequence[Tensor], Tensor | None]:
+        """Window keys of each stretch of tokens, and what of them came from other ranks."""
+        columns = context.layout.columns
+        if not columns.divided:
+            return [kv], None
+        before = halo(kv, columns, width=self.settings.window - 1, known=known)
+        near = [torch.cat(both) for both in zip(before, columns.split(kv), strict=True)]
+        return near, before.detach()
+
+    def _attend(
+        self,
+        q_latent: Tensor,
+        near: Sequence[Tensor],
+        turn: Tensor,
+        context: AttentionContext,
+        shared: SharedKV | None,
+        *,
+        with_mass: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """`attend`, one stretch of tokens after the other."""
+        split, far = context.layout.columns.split, shared if self.ratio else None
+        weights = self.wq_b.weight.to(q_latent.dtype), self.wo_a.weight.to(q_latent.dtype)
+        selected = [None] * len(near) if far is None else split(far.selected)
+        parts = [
+            attend(
+                q,
+                *weights,
+                kv,
+                self.attn_sink,
+                turn=own_turn,
+                start=start,
+                entries=None if far is None else far.entries,
+                selected=chosen,
+                settings=self.settings,
+                with_mass=with_mass,
+            )
+            for q, kv, own_turn, start, chosen in zip(
+                split(q_latent), near, split(turn), context.window_start, selected, strict=True
+            )
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        mass = [m for _, m in parts if m is not None]
+        return torch.cat([out for out, _ in parts]), torch.cat(mass) if mass else None
 
     def _publish(
         self,
@@ -180,8 +236,9 @@ class CSAttention(nn.Module):
             if self.qat.main_fp4:
                 entries = nvfp4_fake_quant(entries)
             keys = self.indexer.keys(latent.detach(), group_turn)
-            if known is not None:
-                entries, keys = as_before(entries, known.entries), as_before(keys, known.keys)
+            columns = context.layout.columns
+            entries = gather(entries, columns, known=known and known.entries)
+            keys = gather(keys, columns, known=known and known.keys)
             pool = None
         else:
             assert shared is not None, "a reindexing layer follows a KV source"
@@ -202,23 +259,48 @@ class CSAttention(nn.Module):
         return SharedKV(entries, keys, selected, pool), (q, weights)
 
     def _recall(
-        self, q_latent: Tensor, kv: Tensor, context: AttentionContext, published: SharedKV
+        self,
+        q_latent: Tensor,
+        near: Sequence[Tensor],
+        context: AttentionContext,
+        published: SharedKV,
     ) -> Tensor:
-        return selection_recall(
-            q_latent,
-            self.wq_b.weight.to(q_latent.dtype),
-            kv,
-            self.attn_sink,
-            turn=context.yarn,
-            start=context.layout.start,
-            entries=published.entries,
-            selected=published.selected,
-            seen=context.visible[self.ratio],
-            settings=self.settings,
+        layout, seen = context.layout, context.visible[self.ratio]
+        whole = torch.zeros_like(layout.whole.live)
+        whole[recall_probes(layout.whole.visible(self.ratio), topk=self.indexer.topk)] = True
+        split = layout.columns.split
+        parts = zip(
+            split(q_latent),
+            near,
+            split(layout.columns.own(whole)),
+            split(context.yarn),
+            context.window_start,
+            split(published.selected),
+            split(seen.low),
+            split(seen.high),
+            strict=True,
         )
+        shares = [
+            selection_recall(
+                q,
+                self.wq_b.weight.to(q_latent.dtype),
+                kv,
+                self.attn_sink,
+                probes=probes.nonzero()[:, 0],
+                turn=turn,
+                start=start,
+                entries=published.entries,
+                selected=selected,
+                seen=VisibleRange(low, high),
+                settings=self.settings,
+            )
+            for q, kv, probes, turn, start, selected, low, high in parts
+        ]
+        return torch.stack(shares).sum(0)
 
     def _origin(self, context: AttentionContext) -> Tensor:
         """[G] the first entry of each entry's own document (itself on padding)."""
-        first = context.layout.start[:: self.ratio] // self.ratio
+        whole = context.layout.whole
+        first = whole.start[:: self.ratio] // self.ratio
         own = torch.arange(len(first), device=first.device)
-        return torch.where(context.layout.live[:: self.ratio], first, own)
+        return torch.where(whole.live[:: self.ratio], first, own)

@@ -11,6 +11,15 @@ from model.layout import VisibleRange
 PROBES = 8  # queries looked at in one layer and micro-batch
 
 
+def recall_probes(seen: VisibleRange, *, topk: int) -> Tensor:
+    """The queries to look at, int64, as indices into `seen`: up to PROBES, evenly spaced among
+    those that see more entries than a selection holds. The others hold everything."""
+    choosing = (seen.high - seen.low > topk).nonzero()[:, 0]
+    count = min(PROBES, len(choosing))
+    middles = 2 * torch.arange(count, device=choosing.device) + 1  # of `count` equal stretches
+    return choosing[middles * len(choosing) // (2 * max(count, 1))]
+
+
 @torch.no_grad()
 def selection_recall(
     q_latent: Tensor,
@@ -18,6 +27,7 @@ def selection_recall(
     kv: Tensor,
     sink: Tensor,
     *,
+    probes: Tensor,
     turn: Tensor,
     start: Tensor,
     entries: Tensor,
@@ -25,26 +35,22 @@ def selection_recall(
     seen: VisibleRange,
     settings: AttentionSettings,
 ) -> Tensor:
-    """[sum of shares, queries measured], fp32 [2]; arguments are those of `attend`.
+    """[sum of shares, queries measured], fp32 [2], over the queries `probes`; the other arguments
+    are those of `attend`.
 
     A query's share: let all heads attend to the window, the sink and EVERY visible entry; of what
-    they together give the entries, the part that falls on the selected ones. Measured are up to
-    PROBES queries, evenly spaced among those that see more entries than a selection holds: the
-    others hold everything. A query that gives the entries nothing does not count. One query's
-    scores exist at a time.
+    they together give the entries, the part that falls on the selected ones. A query that gives the
+    entries nothing does not count. One query's scores exist at a time.
     """
-    choosing = (seen.high - seen.low > selected.shape[1]).nonzero()[:, 0]
-    count = min(PROBES, len(choosing))
-    if count == 0:
+    if len(probes) == 0:
         return kv.new_zeros(2, dtype=torch.float32)
-    middles = 2 * torch.arange(count, device=kv.device) + 1  # of `count` equal stretches
-    probes = choosing[middles * len(choosing) // (2 * count)]
+    before = len(kv) - len(q_latent)
     q = queries(q_latent[probes], wq_b, turn[probes], settings).float()
     places = torch.stack([probes, start[probes], seen.low[probes], seen.high[probes]], dim=1)
     shares = [
         _share(
             own,
-            kv[max(first, t + 1 - settings.window) : t + 1].float(),
+            kv[before + max(first, t + 1 - settings.window) : before + t + 1].float(),
             entries[low:high].float(),
             sink.float(),
             selected[t] - low,

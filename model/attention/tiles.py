@@ -21,9 +21,10 @@ SMALLEST_BLOCK = 16  # below this the dense products are too small to be fast
 class Keys:
     """What queries may look at.
 
-    near [window - 1 + T + ..., d] fp32: window keys, padded in front for the first queries and by
-    whole blocks at the end. start [T] int64: the first flat index a query may look at, t + 1 where
-    it may look at nothing. entries [G, d] fp32, selected [T, K] int64 (-1 where absent), or None.
+    near [window - 1 + T + ..., d] fp32: window keys, those before the first query's own in front
+    (padding where there are none), and whole blocks of padding at the end. start [T] int64: the
+    first index a query may look at, counted from the first query's own, t + 1 where it may look at
+    nothing. entries [G, d] fp32, selected [T, K] int64 (-1 where absent), or None.
     """
 
     near: Tensor
@@ -43,9 +44,10 @@ class Keys:
         selected: Tensor | None,
         window: int,
     ) -> Keys:
-        block = _block(window)
+        block, tokens = _block(window), start.shape[0]
+        before = window - 1 - (kv.shape[0] - tokens)
         # Room behind the last block, so that shifted views of whole blocks stay inside.
-        near = F.pad(kv.float(), (0, 0, window - 1, -kv.shape[0] % block + window + block))
+        near = F.pad(kv.float(), (0, 0, before, -tokens % block + window + block))
         entries = None if entries is None else entries.float()
         return cls(near, start, sink.float(), entries, selected, window)
 

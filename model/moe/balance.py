@@ -18,11 +18,13 @@ def balance_sum(scores: Tensor, experts: Tensor, documents: Documents) -> Tensor
     f_i = E / (k T) * (slots given to expert i) and P_i is the mean over its tokens of the scores
     divided by their sum. Evenly used experts give T. The gradient passes through P alone. Divided
     by a step's tokens it is the mean over documents weighted by their tokens, however they are
-    packed and spread over micro-batches and ranks.
+    packed and spread over micro-batches and ranks. Where a group of ranks has divided the documents
+    f is that of whole ones, and the ranks' results are to be summed.
     """
     count, width, k = len(documents.lengths), scores.shape[1], experts.shape[1]
     place = documents.index[:, None] * (width + 1) + experts
     slots = tally(place, size=(count + 1) * (width + 1))
+    slots = documents.group.all_reduce_sum(slots)
     share = slots.view(count + 1, width + 1)[:, :width].float() * (width / k)
     share[:count] /= documents.lengths[:, None]
     # The last row is that of padding, whose slots are all in the column cut off: it is zero.

@@ -20,15 +20,20 @@ def fill_spans(
     vector. ValueError when tokens and features are not equally many.
     """
     slots = (types == IMAGE).nonzero().flatten()
-    if len(slots) != len(features):
-        raise ValueError(
-            f"the image spans hold {len(slots)} image tokens, but the images make {len(features)}: "
-            "give every span its image, in order, with the span's grid"
-        )
+    require_filled(len(slots), len(features))
     x = x.index_copy(0, slots, features.to(x.dtype))
     for kind, vector in delimiters.items():
         x = torch.where((types == kind)[:, None], vector.to(x.dtype), x)
     return x
+
+
+def require_filled(tokens: int, cells: int) -> None:
+    """ValueError when the spans' image tokens and the images' features are not equally many."""
+    if tokens != cells:
+        raise ValueError(
+            f"the image spans hold {tokens} image tokens, but the images make {cells}: "
+            "give every span its image, in order, with the span's grid"
+        )
 
 
 def require_sound(images: Images, vision: VisionConfig) -> None:

@@ -52,51 +52,52 @@ def picture() -> type[Picture]:
 
 @pytest.fixture(scope="session")
 def pack_pictures() -> Callable:
-    """pack(rig, rows): like `rig.pack`, where a document may hold pictures among its tokens."""
+    """pack(rig, rows), see `packed_pictures`."""
+    return packed_pictures
 
-    def pack(rig, rows: list[list[list]], **options):
-        ids, types, pictures = [], [], []
-        for documents in rows:
-            ids.append([])
-            types.append([])
-            for document in documents:
-                kinds: list[int] = []
-                for part in document:
-                    if isinstance(part, Picture):
-                        pictures.append(part)
-                        kinds += part.types()
-                    else:
-                        kinds.append(-1)
-                tokens = [t for t in document if not isinstance(t, Picture)]
-                text = iter(tokens)
-                ids[-1].append([IMAGE_TOKEN if k >= 0 else next(text) for k in kinds])
-                types[-1].append(kinds)
-        packed = rig.pack(ids, **options)
-        spans = packed.inputs.token_types.clone()
-        flat = [kinds for documents in types for kinds in documents]
-        for (row, column, length), kinds in zip(packed.places, flat, strict=True):
-            spans[row, column : column + length] = torch.tensor(kinds, dtype=torch.int8)
-        after = F.pad(spans, (0, 1), value=-1)[:, 1:]
-        images = None
-        if pictures:
-            grids = torch.tensor([[p.rows, p.cols] for p in pictures])
-            images = Images(torch.cat([p.patches() for p in pictures]), grids)
-        compressed = packed.inputs.input_ids % rig.config.engram_compressed_vocab_size
-        hashed = hash_rows(
-            HashGeometry.from_config(rig.config),
-            compressed.numpy(),
-            seq_ids=packed.inputs.seq_ids.numpy(),
-            live=(spans < 0).numpy(),
-            pad_id=PAD_COMPRESSED,
-        )
-        return replace(
-            packed,
-            inputs=replace(packed.inputs, token_types=spans, images=images),
-            labels=packed.labels.masked_fill(after >= 0, -100),
-            rows=torch.from_numpy(hashed),
-        )
 
-    return pack
+def packed_pictures(rig, rows: list[list[list]], **options):
+    """Like `rig.pack`, where a document may hold pictures among its tokens."""
+    ids, types, pictures = [], [], []
+    for documents in rows:
+        ids.append([])
+        types.append([])
+        for document in documents:
+            kinds: list[int] = []
+            for part in document:
+                if isinstance(part, Picture):
+                    pictures.append(part)
+                    kinds += part.types()
+                else:
+                    kinds.append(-1)
+            tokens = [t for t in document if not isinstance(t, Picture)]
+            text = iter(tokens)
+            ids[-1].append([IMAGE_TOKEN if k >= 0 else next(text) for k in kinds])
+            types[-1].append(kinds)
+    packed = rig.pack(ids, **options)
+    spans = packed.inputs.token_types.clone()
+    flat = [kinds for documents in types for kinds in documents]
+    for (row, column, length), kinds in zip(packed.places, flat, strict=True):
+        spans[row, column : column + length] = torch.tensor(kinds, dtype=torch.int8)
+    after = F.pad(spans, (0, 1), value=-1)[:, 1:]
+    images = None
+    if pictures:
+        grids = torch.tensor([[p.rows, p.cols] for p in pictures])
+        images = Images(torch.cat([p.patches() for p in pictures]), grids)
+    compressed = packed.inputs.input_ids % rig.config.engram_compressed_vocab_size
+    hashed = hash_rows(
+        HashGeometry.from_config(rig.config),
+        compressed.numpy(),
+        seq_ids=packed.inputs.seq_ids.numpy(),
+        live=(spans < 0).numpy(),
+        pad_id=PAD_COMPRESSED,
+    )
+    return replace(
+        packed,
+        inputs=replace(packed.inputs, token_types=spans, images=images),
+        labels=packed.labels.masked_fill(after >= 0, -100),
+        rows=torch.from_numpy(hashed),
+    )
 
 
 @pytest.fixture(scope="session")
