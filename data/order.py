@@ -145,14 +145,20 @@ def rank_indices(step: int, *, packs_per_step: int, rank: int, ranks: int) -> np
     return np.arange(first, first + share, dtype=np.int64)
 
 
-def sharing_problems(*, packs_per_step: int, packs_per_micro_batch: int, ranks: int) -> list[str]:
-    """Why a step cannot be dealt out evenly, with the fix; empty when it can."""
+def sharing_problems(
+    *, packs_per_step: int, packs_per_micro_batch: int, ranks: int, cp: int = 1
+) -> list[str]:
+    """Why a step cannot be dealt out evenly, with the fix; empty when it can.
+
+    ranks: among which packs are dealt; each stands for a group of `cp` that share its packs.
+    """
     share = packs_per_micro_batch * ranks
     if packs_per_step % share == 0:
         return []
     up = -(-packs_per_step // share) * share
+    takers = f"{ranks} rank(s)" if cp == 1 else f"{ranks} group(s) of parallel.cp={cp} ranks"
     return [
-        f"train.packs_per_step={packs_per_step} cannot be dealt out evenly to {ranks} rank(s) in "
+        f"train.packs_per_step={packs_per_step} cannot be dealt out evenly to {takers} in "
         f"micro-batches of train.packs_per_micro_batch={packs_per_micro_batch}; "
         f"use packs_per_step={up} or another multiple of {share}"
     ]

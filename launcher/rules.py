@@ -12,10 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from data.config import DataConfig
-from data.order import sharing_problems
 from launcher.config import LauncherConfig
 from model.config import ModelConfig
-from trainer.config import EvalConfig, ParallelConfig, TrainConfig
+from trainer.config import EvalConfig, ParallelConfig
+from trainer.mesh_rules import (
+    experts_are_divided_evenly,
+    packs_are_divided_evenly,
+    steps_are_dealt_out_evenly,
+)
 
 Rule = Callable[..., list[str]]
 
@@ -26,9 +30,9 @@ def mesh_fills_ranks(parallel: ParallelConfig, launcher: LauncherConfig) -> list
     if parallel.world == launcher.ranks:
         return []
     return [
-        f"parallel.dp_replicate={parallel.dp_replicate} x parallel.dp_shard={parallel.dp_shard} "
-        f"is a mesh of {parallel.world} ranks, but launcher={launcher.kind} starts "
-        f"{launcher.ranks}; use parallel=single"
+        f"parallel.dp_replicate={parallel.dp_replicate} x parallel.dp_shard={parallel.dp_shard} x "
+        f"parallel.cp={parallel.cp} is a mesh of {parallel.world} ranks, but launcher="
+        f"{launcher.kind} starts {launcher.ranks}; use parallel=single"
     ]
 
 
@@ -41,16 +45,6 @@ def environment_fits_plan(parallel: ParallelConfig, environ: Mapping[str, str]) 
         f"WORLD_SIZE={given} in the environment, but the plan has {parallel.world} rank(s); "
         "start dsv41-train once, by itself (it starts its own ranks), or unset WORLD_SIZE"
     ]
-
-
-def step_is_dealt_out_evenly(train: TrainConfig, parallel: ParallelConfig) -> list[str]:
-    if min(train.packs_per_micro_batch, train.packs_per_step, parallel.world) < 1:
-        return []
-    return sharing_problems(
-        packs_per_step=train.packs_per_step,
-        packs_per_micro_batch=train.packs_per_micro_batch,
-        ranks=parallel.world,
-    )
 
 
 def packs_fit_model(data: DataConfig, model: ModelConfig) -> list[str]:
@@ -132,15 +126,15 @@ def model_fits_memory(
     model: ModelConfig, parallel: ParallelConfig, launcher: LauncherConfig
 ) -> list[str]:
     """A lower bound only, from the parts that dominate; the system would kill us without a word."""
-    if parallel.dp_shard < 1:
+    if min(parallel.dp_shard, parallel.cp, parallel.owners) < 1:
         return []
     experts = model.num_hidden_layers * model.n_routed_experts
     weights = 3 * experts * model.hidden_size * model.moe_intermediate_size
     weights += 2 * model.vocab_size * model.hidden_size
-    held = weights / parallel.dp_shard
-    if model.engram.store != "mapped":  # whole on every rank
+    held = weights / (parallel.dp_shard * parallel.cp)
+    if model.engram.store != "mapped":
         tables = sum(model.engram_num_embeddings) * model.engram_head_dim
-        weights, held = weights + tables, held + tables
+        weights, held = weights + tables, held + tables / parallel.owners
     needed = held * BYTES_PER_WEIGHT * launcher.ranks
     present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed <= present:
@@ -152,12 +146,17 @@ def model_fits_memory(
     ]
 
 
+MESH_RULES: tuple[Rule, ...] = (
+    experts_are_divided_evenly,
+    packs_are_divided_evenly,
+    steps_are_dealt_out_evenly,
+)
 DATA_RULES: tuple[Rule, ...] = (packs_fit_model, data_is_there, tokenizer_fits_model_and_kinds)
 RULES: tuple[Rule, ...] = (
     *DATA_RULES,
     mesh_fills_ranks,
     environment_fits_plan,
-    step_is_dealt_out_evenly,
+    *MESH_RULES,
     evaluation_has_documents,
     tables_have_their_sizes,
     weights_fit_model,

@@ -11,8 +11,13 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from data.config import DataConfig
-from data.order import sharing_problems
 from model.config import ModelConfig, Recompute
+from trainer.mesh_rules import (
+    experts_are_divided_evenly,
+    nearest_divisors,
+    packs_are_divided_evenly,
+    steps_are_dealt_out_evenly,
+)
 
 
 def _whole(key: str, value: int, *, least: int) -> list[str]:
@@ -211,13 +216,13 @@ class ParallelConfig:
         if self.dp_shard * self.cp % self.ep:
             found.append(
                 f"parallel.ep={self.ep} does not divide parallel.dp_shard={self.dp_shard} x "
-                f"parallel.cp={self.cp}, the ranks that share one copy of the experts; use a "
-                "divisor"
+                f"parallel.cp={self.cp}, the ranks that share one copy of the experts; use "
+                f"{nearest_divisors(self.ep, self.dp_shard * self.cp)}"
             )
         if self.world % self.owners:
             found.append(
                 f"parallel.engram_owners={self.engram_owners} does not divide the {self.world} "
-                "ranks of the mesh; use a divisor"
+                f"ranks of the mesh; use {nearest_divisors(self.owners, self.world)}"
             )
         return found
 
@@ -271,46 +276,18 @@ class TrainerConfig:
         found = []
         if self.seed < 0:
             found.append(f"seed={self.seed} is negative; use a whole number of 0 or more")
-        if self.parallel.world > 0 and self.train.packs_per_micro_batch > 0:
-            found += sharing_problems(
-                packs_per_step=self.train.packs_per_step,
-                packs_per_micro_batch=self.train.packs_per_micro_batch,
-                ranks=self.parallel.world,
-            )
-        found += self._expert_problems()
         if self.model.engram.store == "mapped" and self.optim.tables not in ("auto", "frozen"):
             found.append(
                 f"optim.tables={self.optim.tables}, but tables in files do not learn "
                 "(model.engram.store=mapped); use optim.tables=auto, or keep the tables in memory"
             )
+        found += steps_are_dealt_out_evenly(self.train, self.parallel)
+        found += experts_are_divided_evenly(self.model, self.parallel)
         found += self.data.model_problems(self.model)
+        found += packs_are_divided_evenly(self.data, self.model, self.parallel)
         if self.data.pack_length > self.model.max_position_embeddings:
             found.append(
                 f"data.pack_length={self.data.pack_length} exceeds "
                 f"model.max_position_embeddings={self.model.max_position_embeddings}; shorten it"
             )
-        return found
-
-    def _expert_problems(self) -> list[str]:
-        """Expert tensors are divided evenly: their first dim over ep ranks, the second over the
-        other ranks of a copy."""
-        p, experts, found = self.parallel, self.model.n_routed_experts, []
-        shards = p.dp_shard * p.cp
-        if min(p.dp_shard, p.cp, p.ep) < 1 or shards % p.ep:
-            return []  # told already
-        if experts % p.ep:
-            found.append(
-                f"parallel.ep={p.ep} does not divide model.n_routed_experts={experts}; use a "
-                "number that does"
-            )
-        for name, size in (
-            ("2 * model.moe_intermediate_size", 2 * self.model.moe_intermediate_size),
-            ("model.hidden_size", self.model.hidden_size),
-        ):
-            if size % (shards // p.ep):
-                found.append(
-                    f"{name} = {size} is not divisible by the {shards // p.ep} ranks "
-                    f"(parallel.dp_shard={p.dp_shard} x parallel.cp={p.cp} / parallel.ep={p.ep}) "
-                    "that share an expert's matrices; use a divisor, or a larger parallel.ep"
-                )
         return found

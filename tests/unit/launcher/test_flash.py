@@ -211,7 +211,7 @@ def test_fine_tuning_lacks_nothing_but_accelerators(
     words = ("+experiment=flash_sft", f"data.paths=[{tmp_path}]", f"model.weights={files}")
     monkeypatch.setattr(os, "sysconf", lambda name: 1 << 20)  # 1 TB
     (told,) = refused(composed, *words)
-    assert told.startswith("parallel.dp_replicate=1 x parallel.dp_shard=256 is a mesh of 256 ranks")
+    assert told.startswith("parallel.dp_replicate=1 x parallel.dp_shard=64 x parallel.cp=4 is")
 
 
 def test_one_wrong_name_among_96085_is_told(
@@ -226,14 +226,17 @@ def test_one_wrong_name_among_96085_is_told(
     ]
 
 
-def test_pretraining_lacks_accelerators_and_memory_for_its_tables(
-    composed: Composed, tmp_path: Path
+def test_pretraining_lacks_accelerators_and_memory(
+    composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "x.parquet").touch()
+    monkeypatch.setattr(os, "sysconf", lambda name: 1 << 17)  # 17 GB, and one rank takes 66
     found = refused(composed, "+experiment=flash_pretrain", f"data.paths=[{tmp_path}]")
     assert len(found) == 2
-    assert found[0].startswith("parallel.dp_replicate=1 x parallel.dp_shard=512 is a mesh of 512")
-    assert "741.5 B weights need at least 3,16" in found[1]
+    assert found[0].startswith(
+        "parallel.dp_replicate=1 x parallel.dp_shard=64 x parallel.cp=8 is a mesh of 512 ranks"
+    )
+    assert "741.5 B weights need at least 66 GB here" in found[1]
 
 
 @pytest.mark.parametrize("name", ["flash_sft", "flash_pretrain"])
@@ -244,7 +247,8 @@ def test_both_are_the_released_model(composed: Composed, flash: ModelConfig, nam
     assert not report
     assert config.model.to_released() == flash.to_released()
     tokens = config.train.packs_per_step * config.data.pack_length
-    assert config.train.packs_per_step % config.parallel.world == 0
+    assert config.parallel.world == {"flash_pretrain": 512, "flash_sft": 256}[name]
+    assert config.problems() == []
     if name == "flash_pretrain":
         assert round(tokens / 1e6, 1) == 100.7
         assert round(tokens * config.train.steps / 1e12) == 45

@@ -110,7 +110,7 @@ def test_interpolations_are_resolved(composed: Composed) -> None:
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["parallel.dp_shard=2"], "parallel.dp_replicate=1 x parallel.dp_shard=2 is a mesh of 2"),
+        (["parallel.cp=2"], "parallel.dp_replicate=1 x parallel.dp_shard=1 x parallel.cp=2 is a"),
         (["eval.every=5", "data.holdout=0"], "eval.every=5 needs documents held out"),
         (["data.pack_length=1"], "data.pack_length=1 leaves nothing to predict"),
         (["data=jsonl"], "data.paths is not set"),
@@ -125,6 +125,28 @@ def test_interpolations_are_resolved(composed: Composed) -> None:
 def test_impossible_combinations(composed: Composed, overrides: list[str], told: str) -> None:
     found = problems(composed("+experiment=tiny", *overrides))
     assert any(p.startswith(told) for p in found), found
+
+
+def test_all_that_a_mesh_does_not_divide_is_told_at_once(composed: Composed) -> None:
+    """Also next to a mistake that keeps the whole from being put together."""
+    mesh = ["parallel.dp_shard=2", "parallel.cp=3", "parallel.ep=3", "parallel.engram_owners=4"]
+    sizes = ["train.packs_per_step=3", "data.pack_length=500"]
+    found = problems(composed("+experiment=tiny", *mesh, *sizes, "train.threads=x"))
+    told = [f.partition("=")[0] for f in found if "launcher=local" not in f]
+    assert sorted(told) == [
+        "data.pack_length",
+        "parallel.engram_owners",
+        "parallel.ep",
+        "train.threads",
+    ]
+    found = problems(composed("+experiment=tiny", *mesh, *sizes))
+    told = [f.partition("=")[0] for f in found if "launcher=local" not in f]
+    assert sorted(told) == [
+        "data.pack_length",
+        "parallel.engram_owners",
+        "parallel.ep",
+        "train.packs_per_step",
+    ]
 
 
 def test_a_model_too_big_for_the_machine(composed: Composed) -> None:
