@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> None:
     from data.errors import DataError
     from model.released.errors import WeightsError
-    from trainer.checkpoint import DamagedCheckpointsError
+    from trainer.checkpoint.errors import DamagedCheckpointsError
     from trainer.disk import DiskError
 
     if args.dtype and args.format != "plain":
@@ -131,8 +131,9 @@ def _export(args: argparse.Namespace) -> None:
 
 def _checkpoint(path: Path) -> tuple[RunFolder, Path]:
     """The run, and its newest whole checkpoint or the one that `path` names."""
-    from trainer.checkpoint import DamagedCheckpointsError, newest_whole
-    from trainer.manifest import damage
+    from trainer.checkpoint.errors import DamagedCheckpointsError
+    from trainer.checkpoint.folders import newest_whole
+    from trainer.checkpoint.manifest import damage
 
     if path.parent.name == "checkpoints" and path.is_dir():
         run = existing_run(path.parent.parent)

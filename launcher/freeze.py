@@ -11,14 +11,23 @@ import yaml
 
 from launcher.problems import ConfigProblems
 from launcher.run_config import RunConfig
-from launcher.schema import Report, build
+from launcher.schema import Report, build, setting_name
 
 
 def to_yaml(config: RunConfig) -> str:
     """The text of config.yaml; all text in it is quoted, so no reader takes it for a number."""
     return yaml.dump(
-        asdict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf
+        asdict(config, dict_factory=_settings),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=math.inf,
     )
+
+
+def _settings(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A section under the names that users know, see `schema.setting_name`."""
+    return {name.removesuffix("_"): value for name, value in items}
 
 
 def from_yaml(text: str, *, where: str) -> RunConfig:
@@ -76,7 +85,7 @@ def differences(
     if is_dataclass(old) and not isinstance(old, type) and type(old) is type(new):
         found = []
         for f in fields(old):
-            name = f"{path}.{f.name}" if path else f.name
+            name = f"{path}.{setting_name(f)}" if path else setting_name(f)
             if name not in skip:
                 found += differences(
                     getattr(old, f.name), getattr(new, f.name), path=name, skip=skip

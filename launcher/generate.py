@@ -144,7 +144,7 @@ def _check(args: argparse.Namespace, sampling: Sampling) -> None:
 def _open(path: Path) -> Speaker:
     """The model in a run's folder or a folder of weights; Stop says what is wrong with it."""
     from data.errors import DataError
-    from trainer.checkpoint import DamagedCheckpointsError
+    from trainer.checkpoint.errors import DamagedCheckpointsError
 
     try:
         if RunFolder(path).config_file.is_file():
@@ -164,7 +164,7 @@ def _open(path: Path) -> Speaker:
 
 
 def _of_run(path: Path) -> Speaker:
-    from trainer.checkpoint import newest_whole
+    from trainer.checkpoint.folders import newest_whole
     from trainer.restore import restored_model
 
     config = freeze.load(RunFolder(path).config_file)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from launcher.problems import did_you_mean, one_line
@@ -69,7 +69,7 @@ def build(cls: type, tree: Any, *, report: Report, path: str = "") -> Any:
 
 def sections(cls: type, tree: Any, *, report: Report, path: str = "") -> dict[str, Any]:
     """The field values for `cls` from `tree`, BROKEN where one cannot be had; see `build`."""
-    names = [f.name for f in fields(cls)]
+    names = [setting_name(f) for f in fields(cls)]
     if not isinstance(tree, dict):
         if tree is not BROKEN:
             report.mistakes.append(
@@ -82,12 +82,11 @@ def sections(cls: type, tree: Any, *, report: Report, path: str = "") -> dict[st
         report.near.extend(_join(path, name) for name in names)
     values: dict[str, Any] = {}
     for f in fields(cls):
-        name = _join(path, f.name)
-        value = tree.get(f.name, ABSENT)
+        key = setting_name(f)
+        name = _join(path, key)
+        value = tree.get(key, ABSENT)
         if value is ABSENT:
-            if f.name not in tree and (
-                f.default is not MISSING or f.default_factory is not MISSING
-            ):
+            if key not in tree and (f.default is not MISSING or f.default_factory is not MISSING):
                 continue
             report.missing.append(name)
             values[f.name] = BROKEN
@@ -171,12 +170,17 @@ def _mistake(hint: Any, value: Any, path: str) -> str:
     return "must not contain ${" if "${" in value else ""
 
 
+def setting_name(field: Field[Any]) -> str:
+    """What users call a field: its name, which ends in "_" in Python where it is a keyword."""
+    return field.name.removesuffix("_")
+
+
 def setting_names(cls: type, path: str = "") -> list[str]:
     """Dotted names of all settings of `cls`, sections included, in order."""
     names: list[str] = []
     hints = get_type_hints(cls)
     for f in fields(cls):
-        name = _join(path, f.name)
+        name = _join(path, setting_name(f))
         names.append(name)
         hint = hints[f.name]
         if is_dataclass(hint) and isinstance(hint, type):

@@ -204,6 +204,16 @@ class ParallelConfig:
         """Ranks that hold the Engram tables together."""
         return self.world if self.engram_owners is None else self.engram_owners
 
+    def sizes(self) -> dict[str, int]:
+        """What a checkpoint is cut by, under the names of the settings."""
+        return {
+            "dp_replicate": self.dp_replicate,
+            "dp_shard": self.dp_shard,
+            "cp": self.cp,
+            "ep": self.ep,
+            "engram_owners": self.owners,
+        }
+
     def problems(self) -> list[str]:
         found = []
         for name in ("dp_replicate", "dp_shard", "cp", "ep"):
@@ -229,14 +239,29 @@ class ParallelConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """A checkpoint every N steps (0 = only the last); the newest `keep` good ones stay."""
+    """A checkpoint every N steps (0 = only the last); the newest `keep` good ones stay.
+
+    async: training goes on while a checkpoint is written, once its tensors are copied; the last
+    one, and that of a stop, are waited for. staging_mb: memory of each rank for that copy; what
+    does not fit in is written while training waits. strict: refuse to resume from a checkpoint of
+    another mesh instead of dividing it anew.
+    """
 
     every: int
     keep: int = 2
+    async_: bool = False
+    staging_mb: int = 1024
+    strict: bool = False
+
+    @property
+    def staging(self) -> int | None:
+        """Bytes for copies; None where training waits for its checkpoints."""
+        return self.staging_mb * 10**6 if self.async_ else None
 
     def problems(self) -> list[str]:
         found = _whole("checkpoint.every", self.every, least=0)
-        return found + _whole("checkpoint.keep", self.keep, least=1)
+        found += _whole("checkpoint.keep", self.keep, least=1)
+        return found + _whole("checkpoint.staging_mb", self.staging_mb, least=1)
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from trainer.ranks import Ranks
+if TYPE_CHECKING:
+    from trainer.ranks import Ranks
 
 
 class DiskError(Exception):
@@ -19,7 +22,7 @@ class DiskError(Exception):
     hardware).
     """
 
-    def __init__(self, message: str, *, full: bool) -> None:
+    def __init__(self, message: str, *, full: bool = False) -> None:
         super().__init__(message)
         self.full = full
 
@@ -41,19 +44,35 @@ def disk_error(error: OSError, *, doing: str, path: Path) -> DiskError:
 
 @contextmanager
 def agreed_writes(ranks: Ranks, *, doing: str, path: Path) -> Iterator[None]:
-    """Turn a failed write of any rank below `path` into DiskError on all of them.
+    """Turn a failure of any rank into an exception on all of them, an OSError met below `path` into
+    DiskError.
 
-    All ranks enter together; one that left alone would let the others wait for it for ever.
+    All ranks enter together; one that left alone would let the others wait for it for ever. A rank
+    that did not fail raises what the first failing one did, with its number.
     """
-    error = None
+    error: Exception | None = None
     try:
         yield
     except OSError as failure:
         error = disk_error(failure, doing=doing, path=path)
-    except DiskError as failure:
+    except Exception as failure:
         error = failure
-    if ranks.any(error is not None):
-        raise error or DiskError(f"Another rank could not write while {doing}.", full=False)
+    if not ranks.any(error is not None):
+        return
+    told = ranks.all_gather_objects(_portable(error))
+    if error is not None:
+        raise error
+    rank, theirs = next((rank, e) for rank, e in enumerate(told) if e is not None)
+    theirs.args = (f"Rank {rank}: {theirs}",)
+    raise theirs
+
+
+def _portable(error: Exception | None) -> Exception | None:
+    """The error itself, or one of the same text if it does not survive a journey."""
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def describe_disk(path: Path) -> str:

@@ -6,7 +6,7 @@ import torch
 
 from data.errors import CacheError, DataError, WorkerDiedError
 from model.engram.tables.file_rows import BadTableError
-from trainer.checkpoint import DamagedCheckpointsError
+from trainer.checkpoint.errors import DamagedCheckpointsError, NotFiniteError
 from trainer.disk import DiskError
 from trainer.exit_codes import ExitCode
 from trainer.outcome import Outcome
@@ -33,6 +33,13 @@ def failure_outcome(error: BaseException, *, step: int) -> Outcome | None:
             return Outcome(ExitCode.CANNOT_CREATE, "cannot write", step, str(error))
         case DamagedCheckpointsError():
             return Outcome(ExitCode.IO_ERROR, "damaged checkpoint", step, str(error))
+        case NotFiniteError():
+            message = (
+                f"{error}. It was not saved, so earlier checkpoints are good. "
+                "Lower optim.lr, lengthen optim.warmup_steps or lower train.clip_norm, and start a "
+                "new run."
+            )
+            return Outcome(ExitCode.DIVERGED, "diverged", step, message)
         case DivergedError():
             message = (
                 f"Step {step + 1} diverged: {error}. Its update was not made and no checkpoint "

@@ -86,14 +86,16 @@ def run_steps(run: Run, stop: StopSignals) -> Outcome:
     with closing(remaining_steps(run)) as stream:
         while run.state.step < last:
             one_step(run, stream)
+            run.settle_save()
             step = run.state.step
             if due(step, config.eval.every, last=last):
                 run.evaluate()
             if due(step, config.logging.samples, last=last):
                 run.say_samples()
             stopping = agreed_stop(stop, run.ranks)
-            if stopping or step == last or due(step, config.checkpoint.every, last=last):
-                run.save()
+            ending = bool(stopping) or step == last
+            if ending or due(step, config.checkpoint.every, last=last):
+                run.save(wait=ending)
             if stopping and step < last:
                 return Outcome(stopping, "stopped", step, f"Stopped after step {step} of {last}.")
     return Outcome(ExitCode.DONE, "done", last, f"All {last} steps are done.")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeGuard, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeGuard, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -26,11 +26,12 @@ class Ranks:
     """This rank among `world`; every method is a no-op for one rank, without a process group.
 
     With more ranks the default process group must exist, and every rank must make the same calls
-    in the same order.
+    in the same order. group: that of all ranks which is used; None = the default one.
     """
 
     rank: int = 0
     world: int = 1
+    group: dist.ProcessGroup | None = None
 
     @classmethod
     def from_process_group(cls) -> Ranks:
@@ -38,6 +39,11 @@ class Ranks:
         if not dist.is_initialized():
             return cls()
         return cls(rank=dist.get_rank(), world=dist.get_world_size())
+
+    def apart(self) -> Ranks:
+        """The same ranks with a process group of their own on the CPU, for another thread: its
+        calls do not mix with ours. All ranks call this together."""
+        return self if self.world == 1 else replace(self, group=dist.new_group(backend="gloo"))
 
     @property
     def first(self) -> bool:
@@ -47,7 +53,7 @@ class Ranks:
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Sum of `tensor` over the ranks, in place; returns it."""
         if self.world > 1:
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def all_gather_rows(self, tensor: Tensor) -> list[Tensor]:
@@ -56,12 +62,12 @@ class Ranks:
             return [tensor]
         mine = torch.tensor([tensor.shape[0]], device=tensor.device)
         sizes = [torch.empty_like(mine) for _ in range(self.world)]
-        dist.all_gather(sizes, mine)
+        dist.all_gather(sizes, mine, group=self.group)
         counts = [int(size) for size in sizes]
         padded = tensor.new_zeros(max(counts), *tensor.shape[1:])
         padded[: tensor.shape[0]] = tensor
         parts = [torch.empty_like(padded) for _ in range(self.world)]
-        dist.all_gather(parts, padded)
+        dist.all_gather(parts, padded, group=self.group)
         return [part[:count] for part, count in zip(parts, counts, strict=True)]
 
     def any(self, flag: bool) -> bool:
@@ -69,18 +75,26 @@ class Ranks:
         if self.world == 1:
             return flag
         votes = torch.tensor([flag], dtype=torch.int32)
-        dist.all_reduce(votes, op=dist.ReduceOp.MAX)
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.group)
         return bool(votes.item())
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
         if self.world > 1:
-            dist.barrier()
+            dist.barrier(group=self.group)
 
     def from_first(self, value: T) -> T:
         """Rank 0's value (anything that pickles), on every rank."""
         if self.world == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        dist.broadcast_object_list(box, src=0, group=self.group)
         return box[0]
+
+    def all_gather_objects(self, value: T) -> list[T]:
+        """Every rank's value (anything that pickles), in rank order, on every rank."""
+        if self.world == 1:
+            return [value]
+        values: list[T | None] = [None] * self.world
+        dist.all_gather_object(values, value, group=self.group)
+        return cast("list[T]", values)

@@ -12,7 +12,7 @@ from model.engram.owners import OwnerStore
 from model.engram.store import RowStore
 from model.released.files import open_folder
 from model.transformer import DeepseekV41
-from trainer.checkpoint import read_tensors
+from trainer.checkpoint.reading import read_tensors
 from trainer.config import ParallelConfig, TrainerConfig
 from trainer.learner import build_model, build_store, weights_by_name
 from trainer.ranks import Ranks
@@ -28,7 +28,7 @@ def restored_model(config: TrainerConfig, folder: Path) -> tuple[DeepseekV41, Ro
     """
     alone = replace(config, parallel=ParallelConfig())
     model, store = build_model(alone, scratch=False), build_store(alone, scratch=False)
-    read_tensors(folder, weights_by_name(model, store), whole=False, one_rank=True)
+    read_tensors(folder, weights_by_name(model, store), whole=False)
     state = TrainState.read(folder)
     state.require_same_tables(store.fingerprint(), folder=folder)
     return model, store, state

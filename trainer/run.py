@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from data.corpus import Corpus
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoint.store import Checkpoints
 from trainer.config import TrainerConfig
 from trainer.disk import agreed_writes
 from trainer.evaluate import evaluate
@@ -62,23 +62,35 @@ class Run:
             say=self.progress.say,
         )
 
-    def save(self) -> None:
-        """Write the checkpoint of this step, unless it is there already."""
-        if self.checkpoints.path(self.state.step).exists():
-            return
+    def save(self, *, wait: bool) -> None:
+        """Write the checkpoint of this step; without `wait`, in the background where that is set.
+
+        The metrics up to this step are on the disk before it can appear.
+        """
+        with agreed_writes(self.ranks, doing="writing the metrics", path=self.checkpoints.folder):
+            if self.metrics is not None:
+                self.metrics.sync()
+        self.settle_save(wait=True)
         state = replace(self.state, engram=self.learner.store.fingerprint())
-        folder = self.checkpoints.save(
-            self.learner.tensors(), state, before_rename=self._sync_metrics
-        )
-        self.progress.say(f"step {self.state.step}: saved {folder}")
+        self.checkpoints.save(self.learner.tensors(), state, wait=wait)
+        if not self.checkpoints.saving:
+            self._say_saved(state.step)
+
+    def settle_save(self, *, wait: bool = False) -> None:
+        """Say that the save in the background is finished, if it is, or raise why it failed."""
+        step = self.checkpoints.settle(wait=wait)
+        if step is not None:
+            self._say_saved(step)
 
     def close(self) -> None:
-        """Release the terminal, the metrics file and the tables."""
+        """Finish a save in the background; release the terminal, the metrics and the tables."""
+        step = self.checkpoints.close()
+        if step is not None:
+            self._say_saved(step)
         self.progress.close()
         self.learner.store.close()
         if self.metrics is not None:
             self.metrics.close()
 
-    def _sync_metrics(self) -> None:
-        if self.metrics is not None:
-            self.metrics.sync()
+    def _say_saved(self, step: int) -> None:
+        self.progress.say(f"step {step}: saved {self.checkpoints.path(step)}")

@@ -12,7 +12,7 @@ from model.empty import without_memory
 from model.names import table_name
 from model.released.layout import Shape
 from model.transformer import DeepseekV41
-from trainer.checkpoint import CheckpointReader, read_tensors
+from trainer.checkpoint.reading import CheckpointReader, read_tensors
 
 
 class SavedModel:
@@ -38,5 +38,5 @@ class SavedModel:
         """The tensor of that name. ValueError when the checkpoint is another model's."""
         part, like = self._saved[name]
         tensor = torch.empty_like(like, device="cpu")
-        read_tensors(self._reader, {f"{part}/{name}": tensor}, whole=False, one_rank=True)
+        read_tensors(self._reader, {f"{part}/{name}": tensor}, whole=False)
         return tensor

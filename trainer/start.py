@@ -10,7 +10,7 @@ from pathlib import Path
 
 from data.cache.prepare import PreparedSource
 from data.corpus import Corpus, load_corpus
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoint.store import Checkpoints
 from trainer.config import TrainerConfig
 from trainer.disk import agreed_writes
 from trainer.learner import build_learner
@@ -18,7 +18,7 @@ from trainer.metrics import MetricsLog
 from trainer.progress import BarProgress, LineProgress, ProgressView, Say
 from trainer.ranks import Ranks
 from trainer.run import Run
-from trainer.state import TrainState
+from trainer.state import TrainState, mesh_text
 
 PATIENCE = 5.0  # seconds of silence while reading weights
 
@@ -41,7 +41,12 @@ def open_run(
     """
     say = say if ranks.first else _silent
     checkpoints = Checkpoints(
-        run_dir / "checkpoints", keep=config.checkpoint.keep, attempt=attempt, ranks=ranks, say=say
+        run_dir / "checkpoints",
+        keep=config.checkpoint.keep,
+        attempt=attempt,
+        ranks=ranks,
+        say=say,
+        staging=config.checkpoint.staging,
     )
     if not resume and (present := checkpoints.all()):
         raise ValueError(f"{present[-1]} exists already: resume this run, or start a new one")
@@ -60,12 +65,16 @@ def open_run(
         packs_per_step=config.train.packs_per_step,
         data_fingerprint=corpus.fingerprint,
         plan_fingerprint=corpus.plan_fingerprint,
+        mesh=config.parallel.sizes(),
     )
     if newest is None and config.model.weights:
         say(f"starting from the weights in {config.model.weights}")
     if newest is not None:
         fresh, accept = state, config.data.accept_changed
-        TrainState.read(newest).require_same_samples(fresh, folder=newest, accept_changed=accept)
+        saved = TrainState.read(newest)
+        saved.require_same_samples(fresh, folder=newest, accept_changed=accept)
+        if config.checkpoint.strict:
+            saved.require_same_mesh(fresh, folder=newest)
         state = checkpoints.load(newest, tensors)
         if state.data_fingerprint != fresh.data_fingerprint:
             say("the documents have changed since; going on with those that are there now")
@@ -73,9 +82,12 @@ def open_run(
             state,
             data_fingerprint=fresh.data_fingerprint,
             plan_fingerprint=fresh.plan_fingerprint,
+            mesh=fresh.mesh,
         )
         state.require_same_tables(learner.store.fingerprint(), folder=newest)
         say(f"resuming after step {state.step} from {newest}")
+        if saved.mesh != fresh.mesh:
+            say(f"it was written on another mesh: {mesh_text(saved.mesh)}")
     checkpoints.check_space(tensors, saves=_saves_left(config, state))
     metrics = None
     with agreed_writes(ranks, doing="opening the metrics", path=run_dir):

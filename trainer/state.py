@@ -17,9 +17,9 @@ class TrainState:
     """Plain data saved as trainer.json in each checkpoint.
 
     step: optimiser steps done. cursor: global index of the next pack. tokens_total: real tokens
-    seen. engram: the fingerprint of the Engram tables, as a RowStore gives it. The other fields
-    decide the order of samples: with another seed, step size, data set or packing a run would go
-    on with other samples in silence.
+    seen. engram: the fingerprint of the Engram tables, as a RowStore gives it. mesh: sizes of the
+    mesh that wrote it, by their settings. The other fields decide the order of samples: with
+    another seed, step size, data set or packing a run would go on with other samples in silence.
     """
 
     seed: int
@@ -30,6 +30,7 @@ class TrainState:
     cursor: int = 0
     tokens_total: int = 0
     engram: dict[str, Any] = field(default_factory=dict)
+    mesh: dict[str, int] = field(default_factory=dict)
 
     def after_step(self, *, tokens: int) -> TrainState:
         """The state once one more step of `tokens` real tokens is done."""
@@ -40,10 +41,11 @@ class TrainState:
             tokens_total=self.tokens_total + tokens,
         )
 
-    def write(self, folder: Path) -> None:
-        """Write trainer.json."""
-        text = json.dumps(asdict(self), indent=1) + "\n"
-        (folder / NAME).write_text(text, encoding="utf-8")
+    def write(self, folder: Path) -> Path:
+        """Write trainer.json; returns it."""
+        file = folder / NAME
+        file.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        return file
 
     @classmethod
     def read(cls, folder: Path) -> TrainState:
@@ -81,6 +83,15 @@ class TrainState:
                 "data.pack_length and data.holdout, or start a new run."
             )
 
+    def require_same_mesh(self, fresh: TrainState, *, folder: Path) -> None:
+        """ValueError that names both unless the mesh is the one that this was written on."""
+        if self.mesh != fresh.mesh:
+            raise ValueError(
+                f"checkpoint.strict=true, and {folder} was written on another mesh.\n"
+                f"  now:  {mesh_text(fresh.mesh)}\n  then: {mesh_text(self.mesh)}\n"
+                "Use the mesh of then, or set checkpoint.strict=false: any mesh can go on with it."
+            )
+
     def require_same_tables(self, now: dict[str, Any], *, folder: Path) -> None:
         """Check that the Engram tables, read or restored, are those of this state.
 
@@ -100,6 +111,11 @@ class TrainState:
             f"  now:  {_tables(now)}\n  then: {_tables(then)}\n"
             "Set model.engram.path to the files of then, or start a new run."
         )
+
+
+def mesh_text(mesh: dict[str, int]) -> str:
+    """A mesh as one would set it on the command line."""
+    return " ".join(f"parallel.{name}={size}" for name, size in mesh.items())
 
 
 def _tables(fingerprint: dict[str, Any]) -> str:

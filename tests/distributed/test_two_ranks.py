@@ -19,7 +19,7 @@ from data.config import DataConfig
 from model.config import EngramStoreConfig, ModelConfig, QatConfig
 from model.engram.owners import OwnerStore
 from model.names import table_name
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoint.store import Checkpoints
 from trainer.config import (
     CheckpointConfig,
     EvalConfig,

@@ -14,7 +14,7 @@ import torch
 
 from data.config import DataConfig
 from model.config import ModelConfig
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoint.store import Checkpoints
 from trainer.config import (
     CheckpointConfig,
     EvalConfig,
@@ -32,22 +32,14 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 MEASURED = {"tokens_per_s", "rss_mb", "step_s", "data_wait_s", "engram_wait_s"}
 
 WORKER = """
-import os, pickle, signal, sys
+import pickle, sys
 from pathlib import Path
-from trainer import checkpoint
 from trainer.loop import train
 from trainer.ranks import Ranks
 
 if __name__ == "__main__":
-    run_dir, attempt, die_at = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    run_dir, attempt = Path(sys.argv[1]), int(sys.argv[2])
     config = pickle.loads((run_dir.parent / "config.pickle").read_bytes())
-
-    write_manifest = checkpoint.write_manifest
-    def write_or_die(folder):
-        if folder.name.startswith(f"step_{die_at:>08}"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        write_manifest(folder)
-    checkpoint.write_manifest = write_or_die
 
     outcome = train(
         config, run_dir=run_dir, attempt=attempt, ranks=Ranks(), resume=attempt > 1,
@@ -91,17 +83,17 @@ def place(tmp_path_factory):
     return folder
 
 
-def start(place, name, attempt=1, die_at="none"):
+def start(place, name, attempt=1, faults=""):
     """A worker as a process group of its own, like a job step's."""
     run_dir = place / name
     run_dir.mkdir(exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, str(place / "worker.py"), str(run_dir), str(attempt), die_at],
+        [sys.executable, str(place / "worker.py"), str(run_dir), str(attempt)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env=os.environ | {"PYTHONPATH": str(GOLDEN.parents[1])},
+        env=os.environ | {"PYTHONPATH": str(GOLDEN.parents[1]), "DSV41_FAULTS": faults},
     )
 
 
@@ -144,7 +136,7 @@ def assert_same_end(place, name):
 
 def test_a_save_cut_short_and_a_flipped_bit_cost_only_the_steps_in_between(place):
     run_dir = place / "killed"
-    code, out = finish(start(place, "killed", die_at="6"))
+    code, out = finish(start(place, "killed", faults="kill@save.manifest,step=6"))
     assert code == -signal.SIGKILL, out
     before = ["step_00000002", "step_00000004", "step_00000006.tmp-001"]
     assert checkpoints_of(run_dir) == before

@@ -18,7 +18,7 @@ from launcher.config import LauncherConfig
 from launcher.run_config import RunConfig
 from launcher.run_dir import create
 from model.config import EngramStoreConfig, ModelConfig
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoint.store import Checkpoints
 from trainer.config import (
     CheckpointConfig,
     EvalConfig,
@@ -67,7 +67,7 @@ def make_run(folder: Path, model: ModelConfig, *, change: Callable | None = None
         run / "checkpoints", keep=2, attempt=1, ranks=Ranks(), say=lambda text: None
     )
     state = TrainState(3, 1, "data", "plan", step=7, engram=learner.store.fingerprint())
-    checkpoints.save(tensors, state, before_rename=lambda: None)
+    checkpoints.save(tensors, state)
     learner.store.close()
     return run
 

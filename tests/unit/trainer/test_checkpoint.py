@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from data.errors import DataError
-from trainer import checkpoint as module
-from trainer.checkpoint import Checkpoints, DamagedCheckpointsError
+from trainer.checkpoint import store as module
+from trainer.checkpoint.errors import DamagedCheckpointsError
+from trainer.checkpoint.manifest import damage
+from trainer.checkpoint.store import Checkpoints
 from trainer.disk import DiskError
-from trainer.manifest import damage
 from trainer.ranks import Ranks
 from trainer.state import TrainState
 
@@ -57,7 +58,8 @@ def open_checkpoints(tmp_path, said):
 
 
 def save(checkpoints, step):
-    return checkpoints.save(tensors(step), state(step), before_rename=lambda: None)
+    checkpoints.save(tensors(step), state(step))
+    return checkpoints.path(step)
 
 
 def flip_byte(path, at=None):
@@ -201,24 +203,6 @@ def test_a_full_disk_leaves_the_old_one_and_is_named(open_checkpoints, monkeypat
     save(checkpoints, 4)
 
 
-def test_a_callback_that_fails_stops_the_checkpoint_from_appearing(open_checkpoints):
-    checkpoints = open_checkpoints()
-    with pytest.raises(DiskError):
-        checkpoints.save(tensors(1), state(1), before_rename=no_space)
-    assert names(checkpoints) == []
-
-
-def test_the_callback_comes_when_all_is_written_and_nothing_visible(open_checkpoints):
-    checkpoints, seen = open_checkpoints(), []
-
-    def look():
-        (temporary,) = checkpoints.folder.iterdir()
-        seen.append((temporary.name, damage(temporary)))
-
-    checkpoints.save(tensors(1), state(1), before_rename=look)
-    assert seen == [("step_00000001.tmp-001", [])]
-
-
 def test_too_little_space_is_noticed_before_the_start(open_checkpoints, monkeypatch):
     usage = type(shutil.disk_usage("/"))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 10**7, 10**7))
@@ -232,7 +216,7 @@ def test_too_little_space_is_noticed_before_the_start(open_checkpoints, monkeypa
 def test_checkpoints_that_are_there_count_as_space(open_checkpoints, monkeypatch):
     checkpoints = open_checkpoints(keep=1)
     big = {"model/a": torch.zeros(1_000_000)}
-    checkpoints.save(big, state(1), before_rename=lambda: None)
+    checkpoints.save(big, state(1))
     usage = type(shutil.disk_usage("/"))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 0, 5 * 10**6))
     checkpoints.check_space(big, saves=10)
@@ -271,7 +255,7 @@ import sys, torch, torch.distributed as dist
 from pathlib import Path
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoint.store import Checkpoints
 from trainer.disk import DiskError
 from trainer.ranks import Ranks
 from trainer.state import TrainState
@@ -290,7 +274,8 @@ sharded = distribute_tensor(whole, mesh, [Shard(0)])
 tensors = {"sharded": sharded, "same": torch.ones(3)}
 state = TrainState(seed=0, packs_per_step=2, data_fingerprint="d", plan_fingerprint="p", step=5)
 checkpoints = Checkpoints(folder / "c", keep=1, attempt=1, ranks=ranks, say=print)
-saved = checkpoints.save(tensors, state, before_rename=lambda: None)
+checkpoints.save(tensors, state)
+saved = checkpoints.path(5)
 zeros = {"sharded": distribute_tensor(torch.zeros(7, 2), mesh, [Shard(0)]), "same": torch.zeros(3)}
 assert checkpoints.newest() == saved
 assert checkpoints.load(saved, zeros) == state
@@ -307,7 +292,7 @@ if rank == 1:  # one rank's disk is full: both ranks must hear of it
     os.fsync = no_space
 try:
     later = TrainState(seed=0, packs_per_step=2, data_fingerprint="d", plan_fingerprint="p", step=6)
-    checkpoints.save(tensors, later, before_rename=lambda: None)
+    checkpoints.save(tensors, later)
 except DiskError as error:
     assert error.full, error
     print("refused")

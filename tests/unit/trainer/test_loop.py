@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trainer import loop, start
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoint.store import Checkpoints
 from trainer.config import DataConfig
 from trainer.exit_codes import ExitCode
 from trainer.learner import build_learner
@@ -309,7 +309,7 @@ def test_bad_data_are_named(config, tmp_path):
 
 
 def test_checkpoints_that_will_not_fit_are_refused_at_the_start(config, tmp_path, monkeypatch):
-    monkeypatch.setattr("trainer.checkpoint.stored_bytes", lambda tensors: 10**18)
+    monkeypatch.setattr("trainer.checkpoint.space.stored_bytes", lambda shards, slice_bytes: 10**18)
     outcome = train(config, tmp_path)
     assert (outcome.code, outcome.reason, outcome.step) == (ExitCode.IO_ERROR, "disk full", 0)
     assert records(tmp_path) == [] if (tmp_path / "metrics.jsonl").exists() else True
