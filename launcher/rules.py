@@ -17,7 +17,7 @@ from model.config import ModelConfig
 from trainer.config import EvalConfig, ParallelConfig
 from trainer.mesh_rules import (
     experts_are_divided_evenly,
-    packs_are_divided_evenly,
+    packs_reach_all_ranks,
     steps_are_dealt_out_evenly,
 )
 
@@ -148,7 +148,7 @@ def model_fits_memory(
 
 MESH_RULES: tuple[Rule, ...] = (
     experts_are_divided_evenly,
-    packs_are_divided_evenly,
+    packs_reach_all_ranks,
     steps_are_dealt_out_evenly,
 )
 DATA_RULES: tuple[Rule, ...] = (packs_fit_model, data_is_there, tokenizer_fits_model_and_kinds)

@@ -15,7 +15,7 @@ from model.config import ModelConfig, Recompute
 from trainer.mesh_rules import (
     experts_are_divided_evenly,
     nearest_divisors,
-    packs_are_divided_evenly,
+    packs_reach_all_ranks,
     steps_are_dealt_out_evenly,
 )
 
@@ -309,7 +309,7 @@ class TrainerConfig:
         found += steps_are_dealt_out_evenly(self.train, self.parallel)
         found += experts_are_divided_evenly(self.model, self.parallel)
         found += self.data.model_problems(self.model)
-        found += packs_are_divided_evenly(self.data, self.model, self.parallel)
+        found += packs_reach_all_ranks(self.data, self.model, self.parallel)
         if self.data.pack_length > self.model.max_position_embeddings:
             found.append(
                 f"data.pack_length={self.data.pack_length} exceeds "

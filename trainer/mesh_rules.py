@@ -47,18 +47,19 @@ def experts_are_divided_evenly(model: ModelConfig, parallel: ParallelConfig) -> 
     return found
 
 
-def packs_are_divided_evenly(
+def packs_reach_all_ranks(
     data: DataConfig, model: ModelConfig, parallel: ParallelConfig
 ) -> list[str]:
-    """cp ranks take equal shares of a pack, each of whole compression groups."""
+    """cp ranks take equal shares of a pack, each of whole compression groups. Packs of any length
+    are widened for that (`Batch.shard`), so that a run's packs fit every cp; but not so short ones
+    that a rank would never have a token."""
     unit, length = model.alignment * parallel.cp, data.pack_length
-    if parallel.cp < 2 or length < 2 or length % unit == 0:
+    share = -(-length // unit) * model.alignment if unit > 0 else 0
+    if parallel.cp < 2 or length < 2 or share * (parallel.cp - 1) < length:
         return []
-    below, above = length // unit * unit, -(-length // unit) * unit
     return [
-        f"data.pack_length={length} does not divide over parallel.cp={parallel.cp} ranks into "
-        f"multiples of the model's alignment {model.alignment}; use "
-        + (f"{below} or {above}" if below else f"{above}")
+        f"data.pack_length={length} leaves ranks without a token: each of parallel.cp="
+        f"{parallel.cp} takes {share}; use {unit} or more, or a smaller parallel.cp"
     ]
 
 

@@ -130,7 +130,7 @@ def test_impossible_combinations(composed: Composed, overrides: list[str], told:
 def test_all_that_a_mesh_does_not_divide_is_told_at_once(composed: Composed) -> None:
     """Also next to a mistake that keeps the whole from being put together."""
     mesh = ["parallel.dp_shard=2", "parallel.cp=3", "parallel.ep=3", "parallel.engram_owners=4"]
-    sizes = ["train.packs_per_step=3", "data.pack_length=500"]
+    sizes = ["train.packs_per_step=3", "data.pack_length=4"]
     found = problems(composed("+experiment=tiny", *mesh, *sizes, "train.threads=x"))
     told = [f.partition("=")[0] for f in found if "launcher=local" not in f]
     assert sorted(told) == [

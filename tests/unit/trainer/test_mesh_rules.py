@@ -29,17 +29,17 @@ def problems(config: TrainerConfig, *, packs: int = 2880, length: int = 96, **me
 def test_every_rule_at_once(config: TrainerConfig) -> None:
     """8 experts of 2 * 32 x 64, alignment 2."""
     assert (config.model.n_routed_experts, config.model.alignment) == (8, 2)
-    found = problems(config, packs=7, length=98, dp_shard=2, cp=3, ep=4, engram_owners=4)
+    found = problems(config, packs=7, length=4, dp_shard=2, cp=3, ep=4, engram_owners=4)
     starts = [
         "parallel.ep=4 does not divide parallel.dp_shard=2 x parallel.cp=3",
         "parallel.engram_owners=4 does not divide the 6 ranks",
         "train.packs_per_step=7 cannot be dealt out evenly to 2 group(s) of parallel.cp=3 ranks",
-        "data.pack_length=98 does not divide over parallel.cp=3 ranks",
+        "data.pack_length=4 leaves ranks without a token: each of parallel.cp=3 takes 2",
     ]
     assert [s for s in starts if not any(f.startswith(s) for f in found)] == []
     assert len(found) == 4
     assert "use 3 or 6" in found[0] and "use 3 or 6" in found[1]
-    assert "use 96 or 102" in found[3]
+    assert "use 6 or more" in found[3]
     found = problems(config, dp_shard=36, ep=12)
     assert [f.split(" ")[0] for f in found] == ["parallel.ep=12", "2", "model.hidden_size"]
 
@@ -50,9 +50,13 @@ def test_a_step_is_dealt_to_groups_not_to_ranks(config: TrainerConfig) -> None:
     assert "another multiple of 2" in told
 
 
-def test_a_pack_shorter_than_its_shares(config: TrainerConfig) -> None:
-    (told,) = problems(config, length=4, cp=4)
-    assert told.endswith("use 8")
+def test_packs_of_any_length_are_divided_if_every_rank_has_some(config: TrainerConfig) -> None:
+    for length, cp in itertools.product(range(2, 60, 2), range(2, 9)):
+        share = next(n for n in range(2, 60, 2) if n * cp >= length)
+        every = problems(config, length=length, cp=cp, packs=cp)
+        found = [told for told in every if told.startswith("data.pack_length")]
+        assert len(found) == (share * (cp - 1) >= length), (length, cp, found)
+        assert all(f"use {2 * cp} or more" in told for told in found)
 
 
 def test_what_is_advised_for_ep_is_no_problem(config: TrainerConfig) -> None:
