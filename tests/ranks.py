@@ -11,6 +11,7 @@ runs them all, with one pool.
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import socket
@@ -33,6 +34,7 @@ class Ranks:
     def __init__(self, most: int = 8) -> None:
         self._most = most
         self._members: list[tuple[Any, Connection]] = []
+        atexit.register(self.close)  # else multiprocessing waits for them for ever
 
     def run(
         self, world: int, function: Callable[..., Any], *args: Any, timeout: float = TIMEOUT

@@ -37,8 +37,8 @@ def evaluate(
         packs,
         count=count,
         packs_per_micro_batch=packs_per_micro_batch,
-        rank=ranks.rank,
-        ranks=ranks.world,
+        rank=learner.mesh.dp_index,
+        ranks=learner.mesh.dp_size,
     ):
         window = learner.store.open_window([batch.engram_rows])
         out = forward(learner, batch, window.rows(0))

@@ -14,20 +14,23 @@ from model.engram.owners import OwnerStore
 from model.engram.store import RowStore
 from model.init import init_weights
 from model.names import table_name
+from model.parallel.mesh import Mesh
 from model.released.load import Progress
 from model.transformer import DeepseekV41
 from trainer.config import TrainerConfig
 from trainer.optim import ParameterOptimizer, build_optimizer, optimizer_tensors
 from trainer.ranks import Ranks
-from trainer.sharding import shard_model
+from trainer.sharding import mesh_of, shard_model
 from trainer.table_optim import TableOptimizer, build_table_optimizer
 from trainer.weights import load_weights
 
 
 @dataclass(frozen=True)
 class Learner:
-    """What a training step reads and changes. Frozen tables have no optimiser."""
+    """What a training step reads and changes, and this rank's place. Frozen tables have no
+    optimiser."""
 
+    mesh: Mesh
     model: DeepseekV41
     store: RowStore
     optimizer: ParameterOptimizer
@@ -61,6 +64,7 @@ def weights_by_name(model: DeepseekV41, store: RowStore) -> dict[str, Tensor]:
 def build_learner(
     config: TrainerConfig,
     *,
+    mesh: Mesh | None = None,
     ranks: Ranks | None = None,
     restored: bool = False,
     progress: Progress = lambda done, total: None,
@@ -68,13 +72,15 @@ def build_learner(
     """A model at the start of its training, with its optimisers.
 
     Its values are a function of the configuration alone, or those of config.model.weights, each
-    rank reading its own share; with `restored` they are undefined, for a checkpoint to fill. With a
-    mesh of several ranks the default process group must exist: the model is sharded over it.
+    rank reading its own share; with `restored` they are undefined, for a checkpoint to fill. mesh:
+    that of config.parallel, made here if not given; with several ranks the default process group
+    must exist.
     ValueError lists what keeps mapped tables from being read, DataError what is wrong with weights.
     """
     scratch = not restored and not config.model.weights
+    mesh = mesh or mesh_of(config.parallel)
     store = build_store(config, scratch=scratch)
-    model = build_model(config, scratch=scratch)
+    model = build_model(config, mesh=mesh, scratch=scratch)
     if config.model.weights and not restored:
         ranks = ranks or Ranks.from_process_group()
         load_weights(config.model, model, store, ranks=ranks, progress=progress)
@@ -82,6 +88,7 @@ def build_learner(
     if isinstance(store, OwnerStore):
         tables = build_table_optimizer(store, optim)
     return Learner(
+        mesh=mesh,
         model=model,
         store=store,
         optimizer=build_optimizer(model, optim, config.model),
@@ -97,8 +104,8 @@ def build_store(config: TrainerConfig, *, scratch: bool) -> RowStore:
     return OwnerStore(config.model, seed=config.seed if scratch else None, learns=learns)
 
 
-def build_model(config: TrainerConfig, *, scratch: bool) -> DeepseekV41:
-    """This rank's share of the model, with initial values if it starts from scratch.
+def build_model(config: TrainerConfig, *, mesh: Mesh, scratch: bool) -> DeepseekV41:
+    """This rank's share of the model over `mesh`, with initial values if it starts from scratch.
 
     It is made and cut without memory first: no rank ever holds the whole, unless it is the only
     one.
@@ -109,8 +116,7 @@ def build_model(config: TrainerConfig, *, scratch: bool) -> DeepseekV41:
             distill=config.indexer.distills(config.model),
             recompute=config.parallel.recompute,
         )
-    if config.parallel.world > 1:
-        shard_model(model, config.parallel, dtype=getattr(torch, config.model.dtype))
+    shard_model(model, mesh, dtype=getattr(torch, config.model.dtype))
     give_memory(model, device="cpu")
     if scratch:
         init_weights(model, seed=config.seed, std=config.model.initializer_range)

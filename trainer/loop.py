@@ -110,8 +110,8 @@ def remaining_steps(run: Run) -> Generator[list[Batch], None, None]:
         steps=train.steps - state.step,
         packs_per_step=train.packs_per_step,
         packs_per_micro_batch=train.packs_per_micro_batch,
-        rank=run.ranks.rank,
-        ranks=run.ranks.world,
+        rank=run.learner.mesh.dp_index,
+        ranks=run.learner.mesh.dp_size,
         workers=run.config.data.workers,
         pin=torch.cuda.is_available(),
     )

@@ -10,6 +10,7 @@ from model.empty import give_memory, without_memory
 from model.engram.mapped import MappedStore
 from model.engram.owners import OwnerStore
 from model.engram.store import RowStore
+from model.parallel.mesh import Mesh
 from model.released.files import open_folder
 from model.transformer import DeepseekV41
 from trainer.checkpoint.reading import read_tensors
@@ -27,7 +28,8 @@ def restored_model(config: TrainerConfig, folder: Path) -> tuple[DeepseekV41, Ro
     with; ValueError when they cannot be read, or the configuration is not the checkpoint's.
     """
     alone = replace(config, parallel=ParallelConfig())
-    model, store = build_model(alone, scratch=False), build_store(alone, scratch=False)
+    model = build_model(alone, mesh=Mesh(), scratch=False)
+    store = build_store(alone, scratch=False)
     read_tensors(folder, weights_by_name(model, store), whole=False)
     state = TrainState.read(folder)
     state.require_same_tables(store.fingerprint(), folder=folder)

@@ -9,35 +9,42 @@ many rows add up in bfloat16.
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING
-
 import torch
 from torch import nn
 
+from model.block import Block
+from model.parallel.mesh import Mesh, build_mesh
 from model.precision import is_fp32
 from model.transformer import DeepseekV41
 from trainer.config import ParallelConfig
 from trainer.ranks import Ranks, is_sharded
 
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
-_EXPERT = re.compile(r"\.ffn\.experts\.(w13|w2)$")
+def mesh_of(parallel: ParallelConfig) -> Mesh:
+    """The mesh that a configuration names, over the default process group if it has several ranks;
+    all ranks call it together."""
+    return build_mesh(
+        dp_replicate=parallel.dp_replicate,
+        dp_shard=parallel.dp_shard,
+        cp=parallel.cp,
+        ep=parallel.ep,
+        engram_owners=parallel.owners,
+    )
 
 
-def shard_model(model: DeepseekV41, parallel: ParallelConfig, *, dtype: torch.dtype) -> None:
-    """Shard `model` in place over the default process group: dp_shard ranks hold one copy.
+def shard_model(model: DeepseekV41, mesh: Mesh, *, dtype: torch.dtype) -> None:
+    """Shard `model` in place over `mesh`; a world of one changes nothing.
 
-    The model is whole and equal on all ranks. dtype: what matrices are gathered in. Gradients come
-    out as sums over all ranks: the loss carries the step's label count, so nothing is divided.
+    The model is whole and equal on all ranks, or has no memory (meta). dtype: what matrices are
+    gathered in. Gradients come out as sums over all ranks: the loss carries the step's label count,
+    so nothing is divided.
     """
+    if mesh.meshes is None:
+        return
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor import Shard
 
-    mesh = _mesh(parallel)
     islands = {p for name, p in model.named_parameters() if is_island(name)}
-    experts = {p for name, p in model.named_parameters() if _EXPERT.search(name)}
 
     def policy(kind: torch.dtype) -> MixedPrecisionPolicy:
         # By default inputs are cast too: that would round the fp32 pre-mix and Engram values.
@@ -45,26 +52,39 @@ def shard_model(model: DeepseekV41, parallel: ParallelConfig, *, dtype: torch.dt
             param_dtype=kind, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
 
-    def placement(parameter: nn.Parameter) -> Shard | None:
-        # Dim 0 counts experts: it belongs to expert parallelism.
-        return Shard(1) if parameter in experts else None
-
-    for layer in [*model.layers, *(model.vision.blocks if model.vision else [])]:
+    dense = {"mesh": mesh.meshes.dense, "mp_policy": policy(dtype), "ignored_params": islands}
+    for layer in model.layers:
+        assert isinstance(layer, Block)
+        _divide_experts(layer.ffn.experts, mesh)
         fully_shard(
-            layer,
-            mesh=mesh,
+            layer.ffn.experts,
+            mesh=mesh.meshes.experts,
             mp_policy=policy(dtype),
-            shard_placement_fn=placement,
-            ignored_params=islands,
+            shard_placement_fn=lambda parameter: Shard(1),
         )
+    for layer in [*model.layers, *(model.vision.blocks if model.vision else [])]:
+        fully_shard(layer, **dense)
     for module in (model.embed, model.head):
-        fully_shard(module, mesh=mesh, mp_policy=policy(torch.float32))
-    fully_shard(model, mesh=mesh, mp_policy=policy(dtype), ignored_params=islands)
+        fully_shard(module, mesh=mesh.meshes.dense, mp_policy=policy(torch.float32))
+    fully_shard(model, **dense)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             # Without it the factor becomes a pre-multiplied sum, which gloo does not have.
             module.set_force_sum_reduction_for_comms(True)
+
+
+def _divide_experts(experts: nn.Module, mesh: Mesh) -> None:
+    """Leave each rank of an ep group its experts, as DTensors of the whole."""
+    if mesh.ep.size == 1:
+        return
+    from torch.distributed.tensor import DTensor, Shard
+
+    assert mesh.meshes is not None
+    for name, whole in list(experts.named_parameters()):
+        mine = whole.detach().chunk(mesh.ep.size)[mesh.ep.rank].clone()
+        divided = DTensor.from_local(mine, mesh.meshes.ep, [Shard(0)], run_check=False)
+        experts.register_parameter(name, nn.Parameter(divided))
 
 
 def is_island(name: str) -> bool:
@@ -80,16 +100,3 @@ def reduce_islands(model: nn.Module, ranks: Ranks) -> None:
     flat = ranks.all_reduce_sum(torch.cat([grad.flatten().float() for grad in grads]))
     for grad, total in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
         grad.copy_(total.view_as(grad))
-
-
-def _mesh(parallel: ParallelConfig) -> DeviceMesh:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if parallel.dp_replicate == 1:
-        return init_device_mesh(device, (parallel.dp_shard,), mesh_dim_names=("dp_shard",))
-    return init_device_mesh(
-        device,
-        (parallel.dp_replicate, parallel.dp_shard),
-        mesh_dim_names=("dp_replicate", "dp_shard"),
-    )

@@ -20,8 +20,8 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.init import init_weights
 from model.layout import Images, ModelInputs
+from model.parallel.mesh import build_mesh
 from model.transformer import DeepseekV41
-from trainer.config import ParallelConfig
 from trainer.ranks import Ranks, is_sharded
 from trainer.sharding import reduce_islands, shard_model
 
@@ -40,7 +40,7 @@ def main() -> None:
     model = DeepseekV41(ModelConfig.from_released(document), recompute=recompute)
     init_weights(model, seed=1, std=0.1)
     if world > 1:
-        shard_model(model, ParallelConfig(dp_shard=world), dtype=torch.float32)
+        shard_model(model, build_mesh(dp_shard=world), dtype=torch.float32)
     for inputs, labels in list(rows(load_file(case / "inputs.safetensors")))[ranks.rank :: world]:
         with torch.no_grad():  # an evaluation has the same collectives, fewer of them
             model(inputs, engram=[], labels=labels)
