@@ -115,6 +115,7 @@ def build_model(config: TrainerConfig, *, mesh: Mesh, scratch: bool) -> Deepseek
             config.model,
             distill=config.indexer.distills(config.model),
             recompute=config.parallel.recompute,
+            mesh=mesh,
         )
     shard_model(model, mesh, dtype=getattr(torch, config.model.dtype))
     give_memory(model, device="cpu")

@@ -9,6 +9,9 @@ many rows add up in bfloat16.
 
 from __future__ import annotations
 
+import warnings
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 
@@ -18,6 +21,10 @@ from model.precision import is_fp32
 from model.transformer import DeepseekV41
 from trainer.config import ParallelConfig
 from trainer.ranks import Ranks, is_sharded
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResult
+    from torch.distributed.tensor import Shard
 
 
 def mesh_of(parallel: ParallelConfig) -> Mesh:
@@ -42,8 +49,9 @@ def shard_model(model: DeepseekV41, mesh: Mesh, *, dtype: torch.dtype) -> None:
     if mesh.meshes is None:
         return
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-    from torch.distributed.tensor import Shard
 
+    # A layer that hands on what another published returns its own argument: nobody changes it.
+    warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
     islands = {p for name, p in model.named_parameters() if is_island(name)}
 
     def policy(kind: torch.dtype) -> MixedPrecisionPolicy:
@@ -53,17 +61,15 @@ def shard_model(model: DeepseekV41, mesh: Mesh, *, dtype: torch.dtype) -> None:
         )
 
     dense = {"mesh": mesh.meshes.dense, "mp_policy": policy(dtype), "ignored_params": islands}
+    experts = _expert_placement(mesh)
     for layer in model.layers:
         assert isinstance(layer, Block)
-        _divide_experts(layer.ffn.experts, mesh)
-        fully_shard(
-            layer.ffn.experts,
-            mesh=mesh.meshes.experts,
-            mp_policy=policy(dtype),
-            shard_placement_fn=lambda parameter: Shard(1),
-        )
-    for layer in [*model.layers, *(model.vision.blocks if model.vision else [])]:
-        fully_shard(layer, **dense)
+        own = _divided(layer.ffn.experts, mesh)
+        # In the layer's own call, not a call of its own: what is run again in backward must find
+        # the parameters that the layer was called with.
+        fully_shard(layer, shard_placement_fn=dict.fromkeys(own, experts).get, **dense)
+    for block in model.vision.blocks if model.vision else []:
+        fully_shard(block, **dense)
     for module in (model.embed, model.head):
         fully_shard(module, mesh=mesh.meshes.dense, mp_policy=policy(torch.float32))
     fully_shard(model, **dense)
@@ -74,10 +80,10 @@ def shard_model(model: DeepseekV41, mesh: Mesh, *, dtype: torch.dtype) -> None:
             module.set_force_sum_reduction_for_comms(True)
 
 
-def _divide_experts(experts: nn.Module, mesh: Mesh) -> None:
-    """Leave each rank of an ep group its experts, as DTensors of the whole."""
+def _divided(experts: nn.Module, mesh: Mesh) -> list[nn.Parameter]:
+    """Leave each rank of an ep group its experts, as DTensors of the whole; the parameters."""
     if mesh.ep.size == 1:
-        return
+        return list(experts.parameters())
     from torch.distributed.tensor import DTensor, Shard
 
     assert mesh.meshes is not None
@@ -85,6 +91,28 @@ def _divide_experts(experts: nn.Module, mesh: Mesh) -> None:
         mine = whole.detach().chunk(mesh.ep.size)[mesh.ep.rank].clone()
         divided = DTensor.from_local(mine, mesh.meshes.ep, [Shard(0)], run_check=False)
         experts.register_parameter(name, nn.Parameter(divided))
+    return list(experts.parameters())
+
+
+def _expert_placement(mesh: Mesh) -> Shard | ShardPlacementResult:
+    """Dim 1 over the ranks that ep leaves: dim 0 counts experts."""
+    from torch.distributed.tensor import Shard
+
+    if mesh.ep.size == 1:
+        return Shard(1)
+    from torch.distributed.fsdp._fully_shard._fsdp_common import (
+        FSDPMeshInfo,
+        HSDPMeshInfo,
+        ShardPlacementResult,
+    )
+
+    assert mesh.meshes is not None
+    over = mesh.meshes.experts
+    if over.ndim == 1:
+        return ShardPlacementResult(Shard(1), FSDPMeshInfo(over, shard_mesh_dim=0))
+    return ShardPlacementResult(
+        Shard(1), HSDPMeshInfo(over, shard_mesh_dim=1, replicate_mesh_dim=0)
+    )
 
 
 def is_island(name: str) -> bool:
