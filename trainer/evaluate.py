@@ -39,6 +39,7 @@ def evaluate(
         packs_per_micro_batch=packs_per_micro_batch,
         rank=learner.mesh.dp_index,
         ranks=learner.mesh.dp_size,
+        stretch=learner.stretch,
     ):
         window = learner.store.open_window([batch.engram_rows])
         out = forward(learner, batch, window.rows(0))

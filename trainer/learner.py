@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from data.batch import Stretch
 from data.tokenizer import load_token_map
 from model.empty import give_memory, without_memory
 from model.engram.mapped import MappedStore
@@ -35,6 +36,12 @@ class Learner:
     store: RowStore
     optimizer: ParameterOptimizer
     table_optimizer: TableOptimizer | None
+
+    @property
+    def stretch(self) -> Stretch:
+        """The columns of each row that this rank takes."""
+        cp = self.mesh.cp
+        return Stretch(cp.rank, cp.size, self.model.config.alignment)
 
     def tensors(self) -> dict[str, Tensor]:
         """All live tensors by name, the whole of what a checkpoint must hold.

@@ -114,6 +114,7 @@ def remaining_steps(run: Run) -> Generator[list[Batch], None, None]:
         ranks=run.learner.mesh.dp_size,
         workers=run.config.data.workers,
         pin=torch.cuda.is_available(),
+        stretch=run.learner.stretch,
     )
     with closing(steps):
         yield from read_ahead(steps, run.learner.store)

@@ -56,8 +56,9 @@ def first_gradient(config: TrainerConfig, ranks: Ranks) -> dict[str, object]:
         steps=1,
         packs_per_step=config.train.packs_per_step,
         packs_per_micro_batch=config.train.packs_per_micro_batch,
-        rank=ranks.rank,
-        ranks=ranks.world,
+        rank=learner.mesh.dp_index,
+        ranks=learner.mesh.dp_size,
+        stretch=learner.stretch,
         workers=0,
     )
     window = learner.store.open_window([batch.engram_rows for batch in mine])
