@@ -1,9 +1,10 @@
+import dataclasses
 import errno
 import json
+import math
 import os
+import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ import torch
 
 from data.errors import DataError
 from trainer.checkpoint import store as module
-from trainer.checkpoint.errors import DamagedCheckpointsError
+from trainer.checkpoint.errors import DamagedCheckpointsError, NotFiniteError
 from trainer.checkpoint.manifest import damage
+from trainer.checkpoint.reading import CheckpointReader
 from trainer.checkpoint.store import Checkpoints
 from trainer.disk import DiskError
 from trainer.ranks import Ranks
@@ -49,9 +51,14 @@ def said():
 
 @pytest.fixture
 def open_checkpoints(tmp_path, said):
-    def opened(attempt=1, keep=2):
+    def opened(attempt=1, keep=2, **options):
         return Checkpoints(
-            tmp_path / "checkpoints", keep=keep, attempt=attempt, ranks=Ranks(), say=said.append
+            tmp_path / "checkpoints",
+            keep=keep,
+            attempt=attempt,
+            ranks=Ranks(),
+            say=said.append,
+            **options,
         )
 
     return opened
@@ -250,78 +257,6 @@ def test_a_read_only_place_is_named(tmp_path, said):
     assert not error.value.full
 
 
-TWO_RANKS = """
-import sys, torch, torch.distributed as dist
-from pathlib import Path
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from trainer.checkpoint.store import Checkpoints
-from trainer.disk import DiskError
-from trainer.ranks import Ranks
-from trainer.state import TrainState
-
-rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-store = dist.FileStore(str(folder / "store"), 2)
-dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-ranks = Ranks.from_process_group()
-assert (ranks.rank, ranks.world) == (rank, 2)
-assert ranks.all_reduce_sum(torch.tensor([rank + 1])).item() == 3
-assert [ranks.any(rank == 1), ranks.any(False)] == [True, False]
-assert ranks.from_first("mine" if rank == 0 else None) == "mine"
-mesh = init_device_mesh("cpu", (2,))
-whole = torch.arange(14.0).view(7, 2)  # 4 rows here, 3 there
-sharded = distribute_tensor(whole, mesh, [Shard(0)])
-tensors = {"sharded": sharded, "same": torch.ones(3)}
-state = TrainState(seed=0, packs_per_step=2, data_fingerprint="d", plan_fingerprint="p", step=5)
-checkpoints = Checkpoints(folder / "c", keep=1, attempt=1, ranks=ranks, say=print)
-checkpoints.save(tensors, state)
-saved = checkpoints.path(5)
-zeros = {"sharded": distribute_tensor(torch.zeros(7, 2), mesh, [Shard(0)]), "same": torch.zeros(3)}
-assert checkpoints.newest() == saved
-assert checkpoints.load(saved, zeros) == state
-assert torch.equal(zeros["sharded"].full_tensor(), whole)
-try:
-    checkpoints.check_space({"huge": torch.empty(10**16, device="meta")}, saves=1)
-except DiskError as error:
-    assert "Checkpoints need" in str(error)
-    print("too large")
-import os
-if rank == 1:  # one rank's disk is full: both ranks must hear of it
-    def no_space(_):
-        raise OSError(28, "No space left on device")
-    os.fsync = no_space
-try:
-    later = TrainState(seed=0, packs_per_step=2, data_fingerprint="d", plan_fingerprint="p", step=6)
-    checkpoints.save(tensors, later)
-except DiskError as error:
-    assert error.full, error
-    print("refused")
-ranks.barrier()
-dist.destroy_process_group()
-"""
-
-
-def test_two_ranks_save_shards_and_agree_on_failure(tmp_path, open_checkpoints):
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", TWO_RANKS, str(rank), str(tmp_path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    for process in ranks:
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err
-        assert out.split("\n")[:2] == ["too large", "refused"]
-    assert [p.name for p in (tmp_path / "c").iterdir()] == ["step_00000005"]
-    # One rank loads what two have written.
-    alone = {"sharded": torch.zeros(7, 2), "same": torch.zeros(3)}
-    open_checkpoints().load(tmp_path / "c" / "step_00000005", alone)
-    assert torch.equal(alone["sharded"], torch.arange(14.0).view(7, 2))
-
-
 def test_the_samples_of_a_resume_must_be_the_same():
     saved = state(3)
     saved.require_same_samples(FRESH, folder=Path("step_3"))
@@ -338,3 +273,61 @@ def test_the_samples_of_a_resume_must_be_the_same():
     with pytest.raises(DataError, match=r"data\.accept_changed=true"):
         saved.require_same_samples(other, folder=Path("step_3"))
     saved.require_same_samples(other, folder=Path("step_3"), accept_changed=True)
+
+
+def test_strict_refuses_another_mesh_and_names_both():
+    mesh = {"dp_replicate": 1, "dp_shard": 4, "cp": 1, "ep": 2, "engram_owners": 4}
+    saved = dataclasses.replace(state(3), mesh=mesh)
+    saved.require_same_mesh(dataclasses.replace(FRESH, mesh=dict(mesh)), folder=Path("step_3"))
+    other = dataclasses.replace(FRESH, mesh=mesh | {"engram_owners": 2})
+    with pytest.raises(ValueError, match=r"strict") as error:
+        saved.require_same_mesh(other, folder=Path("step_3"))
+    text = str(error.value)
+    assert "parallel.ep=2 parallel.engram_owners=4" in text
+    assert "parallel.ep=2 parallel.engram_owners=2" in text
+
+
+def test_values_that_are_not_finite_are_not_saved(open_checkpoints):
+    checkpoints = open_checkpoints()
+    good = save(checkpoints, 2)
+    for bad in (math.nan, math.inf, -math.inf):
+        broken = tensors(4)
+        broken["model/a.half"][3] = bad
+        with pytest.raises(NotFiniteError, match=r"model/a\.half is not finite after step 4"):
+            checkpoints.save(broken, state(4))
+    assert checkpoints.all() == [good]
+
+
+def test_large_tensors_are_written_in_slices_and_come_back(open_checkpoints):
+    checkpoints = open_checkpoints(slice_bytes=100)
+    whole = {
+        "rows": torch.arange(900.0).view(100, 9),  # 36 bytes a row: two rows a slice
+        "wide": torch.arange(60.0).view(2, 30),  # one row is more than a slice
+        "small": torch.arange(10),
+        "number": torch.tensor(7.0),
+        "empty": torch.zeros(0, 4),
+    }
+    checkpoints.save(whole, state(1))
+    metadata = CheckpointReader(checkpoints.path(1)).read_metadata().state_dict_metadata
+    assert {name: len(entry.chunks) for name, entry in metadata.items()} == {
+        "rows": 50,
+        "wide": 2,
+        "small": 1,
+        "number": 1,
+        "empty": 1,
+    }
+    target = {name: torch.full_like(tensor, 5) for name, tensor in whole.items()}
+    checkpoints.load(checkpoints.path(1), target)
+    assert all(torch.equal(target[name], tensor) for name, tensor in whole.items())
+
+
+def test_a_tensor_that_is_saved_in_part_only_is_noticed(open_checkpoints):
+    """A table left empty after a load would only show in the outputs."""
+    checkpoints = open_checkpoints(slice_bytes=100)
+    checkpoints.save({"rows": torch.ones(100, 9)}, state(1))
+    file = checkpoints.path(1) / ".metadata"
+    metadata = pickle.loads(file.read_bytes())
+    del metadata.state_dict_metadata["rows"].chunks[7]
+    file.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(DamagedCheckpointsError, match="rows is saved in part only: 882 of 900"):
+        checkpoints.load(checkpoints.path(1), {"rows": torch.zeros(100, 9)})
