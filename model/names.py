@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from model.engram.owners import OwnerStore
-from model.engram.store import Window
+from model.engram.window import Window
 from model.transformer import DeepseekV41
 
 

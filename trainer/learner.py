@@ -86,7 +86,7 @@ def build_learner(
     """
     scratch = not restored and not config.model.weights
     mesh = mesh or mesh_of(config.parallel)
-    store = build_store(config, scratch=scratch)
+    store = build_store(config, mesh=mesh, scratch=scratch)
     model = build_model(config, mesh=mesh, scratch=scratch)
     if config.model.weights and not restored:
         ranks = ranks or Ranks.from_process_group()
@@ -103,12 +103,23 @@ def build_learner(
     )
 
 
-def build_store(config: TrainerConfig, *, scratch: bool) -> RowStore:
+def build_store(config: TrainerConfig, *, mesh: Mesh, scratch: bool) -> RowStore:
     """The Engram tables: those in files, or in memory, with initial values if from scratch."""
+    window_bytes = config.parallel.engram_window_bytes
     if config.model.engram.store == "mapped":
-        return MappedStore(config.model, token_map=load_token_map(config.data.tokenizer))
-    learns = config.optim.table_rule != "frozen"
-    return OwnerStore(config.model, seed=config.seed if scratch else None, learns=learns)
+        return MappedStore(
+            config.model,
+            token_map=load_token_map(config.data.tokenizer),
+            world=mesh.world,
+            window_bytes=window_bytes,
+        )
+    return OwnerStore(
+        config.model,
+        seed=config.seed if scratch else None,
+        mesh=mesh,
+        learns=config.optim.table_rule != "frozen",
+        window_bytes=window_bytes,
+    )
 
 
 def build_model(config: TrainerConfig, *, mesh: Mesh, scratch: bool) -> DeepseekV41:

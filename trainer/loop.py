@@ -12,7 +12,6 @@ import torch
 from data.batch import Batch
 from data.cache.prepare import PreparedSource
 from data.loader import batches
-from model.engram.mapped import MappedStore
 from model.engram.store import RowStore
 from trainer.config import TrainerConfig
 from trainer.exit_codes import ExitCode
@@ -121,9 +120,9 @@ def remaining_steps(run: Run) -> Generator[list[Batch], None, None]:
 
 
 def read_ahead(steps: Iterator[list[Batch]], store: RowStore) -> Iterator[list[Batch]]:
-    """The same steps; a store of rows in files reads each step's rows while the one before it
-    computes. That takes the loader's batches one step early."""
-    if not isinstance(store, MappedStore):
+    """The same steps; a store with far rows prepares each step's while the one before it computes.
+    That takes the loader's batches one step early."""
+    if not store.looks_ahead:
         yield from steps
         return
     present = next(steps, None)

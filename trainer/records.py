@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from model.engram.window import Figures
 from trainer.metrics import Record
 from trainer.state import TrainState
 from trainer.step import StepResult
@@ -25,8 +26,11 @@ def step_record(
     expert_dead_image, in steps with images, those that no token of the kind reached. balance_loss
     is unweighted and no part of loss. index_loss (nats a query) and index_recall say how well a
     learning indexer foresees what attention looks at. Times are seconds of this rank: step_s of the
-    whole step, of it data_wait_s for data and engram_wait_s for table rows. Loss, expert load,
-    balance loss, gate and the indexer's figures are null where there was nothing to measure.
+    whole step, of it data_wait_s for data and engram_wait_s in which table rows and their gradients
+    were all that it worked on or waited for. engram_unique_share: rows fetched over rows read;
+    engram_lookup_bytes and engram_replica_bytes went from this rank to others, for look-ups and for
+    the copies of changed rows. Loss, expert load, balance loss, gate, unique share and the
+    indexer's figures are null where there was nothing to measure.
     """
     tokens = result.tokens.real
     return {
@@ -47,7 +51,16 @@ def step_record(
         "rss_mb": resident_mb(),
         "step_s": seconds,
         "data_wait_s": waited,
-        "engram_wait_s": result.rows_waited,
+        "engram_wait_s": result.engram.waited,
+        **_lookups(result.engram),
+    }
+
+
+def _lookups(figures: Figures) -> Record:
+    return {
+        "engram_unique_share": figures.distinct / figures.reads if figures.reads else None,
+        "engram_lookup_bytes": figures.lookup_bytes,
+        "engram_replica_bytes": figures.replica_bytes,
     }
 
 

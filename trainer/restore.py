@@ -29,7 +29,7 @@ def restored_model(config: TrainerConfig, folder: Path) -> tuple[DeepseekV41, Ro
     """
     alone = replace(config, parallel=ParallelConfig())
     model = build_model(alone, mesh=Mesh(), scratch=False)
-    store = build_store(alone, scratch=False)
+    store = build_store(alone, mesh=Mesh(), scratch=False)
     read_tensors(folder, weights_by_name(model, store), whole=False)
     state = TrainState.read(folder)
     state.require_same_tables(store.fingerprint(), folder=folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +15,7 @@ from model.config import ModelConfig
 from model.engram.owners import OwnerStore
 from model.engram.primaries import TableGradients
 from model.engram.rows import EngramRows
-from model.engram.store import Window
+from model.engram.window import Figures
 from model.layout import Images, ModelInputs
 from model.transformer import ForwardOutput
 from trainer.balance import balance_routers
@@ -26,7 +25,6 @@ from trainer.learner import Learner
 from trainer.optim import set_learning_rate
 from trainer.ranks import Ranks
 from trainer.sharding import reduce_islands
-from trainer.table_sync import collect_table_gradients
 
 
 class DivergedError(Exception):
@@ -79,8 +77,7 @@ class StepResult:
     experts are evenly used; None when it is off. gate_mean: mean Engram gate over layers and real
     tokens, None without Engram. index_loss: mean divergence of index scores from attention, in
     nats; index_recall: see `selection_recall`, mean over the queries measured; None when the
-    indexer is frozen or nothing was measured. rows_waited: seconds that this rank waited for the
-    step's Engram rows.
+    indexer is frozen or nothing was measured. engram: what this rank's look-ups have cost.
     """
 
     loss: float | None
@@ -91,7 +88,7 @@ class StepResult:
     gate_mean: float | None
     index_loss: float | None
     index_recall: float | None
-    rows_waited: float
+    engram: Figures
 
 
 def train_step(
@@ -107,20 +104,17 @@ def train_step(
     """
     router = settings.router
     tokens = TokenCounts.of(batches, learner.model.config, ranks)
-    asked = time.perf_counter()
-    window = learner.store.open_window([batch.engram_rows for batch in batches])
-    rows_waited = time.perf_counter() - asked
+    learner.store.take_figures()  # of an evaluation
     sums = accumulate(
         learner,
         batches,
-        window,
         tokens,
         balance_weight=router.balance_loss_weight,
         recall=settings.recall,
         ranks=ranks,
     )
     reduce_islands(learner.model, ranks)
-    tables = collect_table_gradients(window, ranks)
+    tables = learner.store.collect()
     norm = _limit_gradient(learner, tables, sums.loss, clip_norm=settings.clip_norm, ranks=ranks)
     set_learning_rate(learner.optimizer, settings.lr)
     learner.optimizer.step()
@@ -133,10 +127,10 @@ def train_step(
         tokens=tokens,
         expert_counts=sums.experts,
         balance_loss=_balance_loss(sums, tokens, router),
-        gate_mean=sums.gates / tokens.real if window.ids and tokens.real else None,
+        gate_mean=sums.gates / tokens.real if learner.store.layers and tokens.real else None,
         index_loss=_index_loss(sums, tokens, learner),
         index_recall=sums.recall / sums.recalled if sums.recalled else None,
-        rows_waited=rows_waited,
+        engram=learner.store.take_figures(),
     )
 
 
@@ -157,21 +151,21 @@ class Sums:
 def accumulate(
     learner: Learner,
     batches: Sequence[Batch],
-    window: Window,
     tokens: TokenCounts,
     *,
     balance_weight: float,
     recall: bool = False,
     ranks: Ranks,
 ) -> Sums:
-    """Add to parameters and window the gradient of the losses, each summed over `batches` and
-    divided by the whole step's count: labels for the language-model loss, real tokens for the
-    balance loss, choosing tokens for the indexer's."""
+    """Add to the parameters, and to what learner.store will `collect`, the gradient of the losses,
+    each summed over `batches` and divided by the whole step's count: labels for the language-model
+    loss, real tokens for the balance loss, choosing tokens for the indexer's."""
     floats = torch.zeros(6, dtype=torch.float64)
-    counts = []
-    for number, batch in enumerate(batches):
-        rows, balance = window.rows(number), balance_weight > 0
-        out = forward(learner, batch, rows, balance=balance, recall=recall)
+    counts, balances = [], balance_weight > 0
+    windows = learner.store.windows([batch.engram_rows for batch in batches])
+    rows_of_each = (rows for window in windows for rows in window.micro_batches())
+    for rows, batch in zip(rows_of_each, batches, strict=True):
+        out = forward(learner, batch, rows, balance=balances, recall=recall)
         assert out.loss_sum is not None
         loss = out.loss_sum / max(tokens.valid, 1)
         if out.balance_loss is not None:
@@ -184,7 +178,7 @@ def accumulate(
             floats[4:] += out.index_recall
         loss.backward()
         floats[0] += out.loss_sum.detach()
-        if window.ids and batch.real_tokens:
+        if rows and batch.real_tokens:
             floats[1] += out.engram_gate_mean.detach().mean() * batch.real_tokens
         counts.append(out.expert_counts)
     experts = ranks.all_reduce_sum(torch.stack(counts).sum(0))
@@ -239,7 +233,7 @@ def _limit_gradient(
 ) -> float:
     """Clip parameters and table rows together; return the norm from before."""
     gradients = parameter_gradients(learner.model.parameters(), ranks)
-    gradients += [Gradient(grad, copies=ranks.world) for grad in tables.grads]
+    gradients += [Gradient(grad) for grad in tables.grads]
     norm = gradient_norm(gradients, ranks)
     if ranks.any(not (math.isfinite(norm) and math.isfinite(loss))):
         raise DivergedError(f"loss sum {loss:g}, gradient norm {norm:g}")

@@ -19,10 +19,17 @@ def initial_rows(ids: Tensor, dim: int, *, layer: int, seed: int, std: float) ->
 
 
 def initial_table(rows: int, dim: int, *, layer: int, seed: int, std: float) -> Tensor:
-    """`initial_rows` of all row ids in turn, some at a time: the hash needs ten times the room."""
+    """`initial_rows` of all row ids in turn."""
     table = torch.empty(rows, dim)
-    step = max(1, CHUNK // dim)
-    for low in range(0, rows, step):
-        ids = torch.arange(low, min(low + step, rows))
-        table[low : low + step] = initial_rows(ids, dim, layer=layer, seed=seed, std=std)
+    fill_rows(table, 0, layer=layer, seed=seed, std=std)
     return table
+
+
+def fill_rows(out: Tensor, low: int, *, layer: int, seed: int, std: float) -> None:
+    """`initial_rows` of row ids from `low` on into out [n, dim], some at a time: the hash needs ten
+    times the room."""
+    step = max(1, CHUNK // out.shape[1])
+    for first in range(0, len(out), step):
+        here = out[first : first + step]
+        ids = torch.arange(low + first, low + first + len(here))
+        here.copy_(initial_rows(ids, out.shape[1], layer=layer, seed=seed, std=std))

@@ -1,48 +1,56 @@
-"""Where the Engram tables live, and the windows through which a step reads and corrects them."""
+"""What the model's users ask of the Engram tables, wherever these live."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from model.engram.rows import EngramRows
+from model.engram.primaries import TableGradients
+from model.engram.window import Figures, Window
 
-
-@dataclass(frozen=True)
-class Window:
-    """The distinct rows of several micro-batches, by Engram layer, and their gradient."""
-
-    ids: list[Tensor]  # per layer [U] int64, ascending
-    values: list[Tensor]  # per layer [U, head_dim]
-    inverses: list[list[Tensor]]  # per micro-batch and layer [B, S, columns] int64
-    # Per layer [U, head_dim] fp32, summed over the window's micro-batches; empty for frozen tables.
-    grads: list[Tensor]
-
-    def rows(self, micro_batch: int) -> list[EngramRows]:
-        """One EngramRows a layer for this micro-batch; all share the window's gradient buffers."""
-        grads = self.grads or [None] * len(self.ids)
-        parts = zip(self.values, self.inverses[micro_batch], grads, strict=True)
-        return [EngramRows(value, inverse, grad) for value, inverse, grad in parts]
+WINDOW_BYTES = 256 << 20
 
 
 class RowStore(Protocol):
     """The tables of a model's Engram layers, whatever they are made of.
 
-    layers: the Engram layers of this model. rows: how many rows each one's table has.
+    All ranks of a run call the same methods in the same order. Rows of micro-batches are host
+    tensors, each [B, S, Engram layers, columns] int64. ValueError, on all ranks at once, names a
+    row id outside its table: a wrong id would read another row in silence.
+
+    layers: the Engram layers of this model. rows: how many rows each one's table has. looks_ahead:
+    whether `read_ahead` is worth having the next step's rows early.
     """
 
     layers: tuple[int, ...]
     rows: tuple[int, ...]
+    looks_ahead: bool
+
+    def read_ahead(self, rows: list[Tensor]) -> None:
+        """Begin what `windows` will need for these very tensors, all but values that a step may
+        still change."""
+        ...
+
+    def windows(self, rows: list[Tensor]) -> Iterator[Window]:
+        """The windows of a step's micro-batches, in order; as many micro-batches on each rank.
+
+        Each is fetched while the caller works on the one before. Bounded in bytes, but no smaller
+        than a micro-batch.
+        """
+        ...
+
+    def collect(self) -> TableGradients:
+        """The gradients of the step whose `windows` have gone by; none of frozen tables."""
+        ...
 
     def open_window(self, rows: list[Tensor]) -> Window:
-        """Fetch the distinct rows of some micro-batches, each [B, S, Engram layers, columns] int64.
+        """One window of some micro-batches, of any size; fetched here and now."""
+        ...
 
-        ValueError names a row id outside its table: a wrong id would read another row in silence.
-        """
+    def take_figures(self) -> Figures:
+        """What look-ups have cost since this was last asked."""
         ...
 
     def fingerprint(self) -> dict[str, Any]:
@@ -54,23 +62,6 @@ class RowStore(Protocol):
         ...
 
 
-def distinct_rows(
-    rows: Sequence[Tensor], *, layers: Sequence[int], counts: Sequence[int]
-) -> tuple[list[Tensor], list[list[Tensor]]]:
-    """The `ids` and `inverses` of a Window over these micro-batches; ValueError as open_window."""
-    every_id: list[Tensor] = []
-    inverses: list[list[Tensor]] = [[] for _ in rows]
-    for index, (layer, count) in enumerate(zip(layers, counts, strict=True)):
-        parts = [batch[:, :, index] for batch in rows]
-        every = torch.cat([part.flatten() for part in parts])
-        ids, inverse = torch.unique(every, return_inverse=True)
-        if len(ids) and (int(ids[0]) < 0 or int(ids[-1]) >= count):
-            raise ValueError(
-                f"Engram row ids of layer {layer} reach from {int(ids[0])} to {int(ids[-1])}, "
-                f"outside its {count} rows: the batch was hashed for another geometry"
-            )
-        every_id.append(ids)
-        sizes = [part.numel() for part in parts]
-        for found, part, own in zip(inverses, parts, inverse.split(sizes), strict=True):
-            found.append(own.view(part.shape))
-    return every_id, inverses
+def same_tensors(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether these are the very same tensors."""
+    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))

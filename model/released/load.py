@@ -59,9 +59,12 @@ def targets_of(model: nn.Module) -> list[Target]:
 
 
 def tables_of(store: OwnerStore) -> list[Target]:
-    """The tables that a store holds in memory."""
-    tables = zip(store.layers, store.weight, strict=True)
-    return [Target.whole(table_name(layer), weight) for layer, weight in tables]
+    """The rows of the tables that a store holds in this process."""
+    tables = zip(store.layers, store.weight, store.rows, store.low, strict=True)
+    return [
+        Target(table_name(layer), weight, (rows, weight.shape[1]), (low, 0))
+        for layer, weight, rows, low in tables
+    ]
 
 
 def wanted_shapes(targets: Sequence[Target]) -> dict[str, Shape]:

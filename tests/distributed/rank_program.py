@@ -25,7 +25,6 @@ from trainer.loop import train
 from trainer.ranks import Ranks
 from trainer.sharding import reduce_islands
 from trainer.step import TokenCounts, accumulate
-from trainer.table_sync import collect_table_gradients
 
 
 def main() -> None:
@@ -61,18 +60,19 @@ def first_gradient(config: TrainerConfig, ranks: Ranks) -> dict[str, object]:
         stretch=learner.stretch,
         workers=0,
     )
-    window = learner.store.open_window([batch.engram_rows for batch in mine])
     tokens, weight = TokenCounts.of(mine, config.model, ranks), config.router.balance_loss_weight
-    accumulate(learner, mine, window, tokens, balance_weight=weight, ranks=ranks)
+    accumulate(learner, mine, tokens, balance_weight=weight, ranks=ranks)
     reduce_islands(learner.model, ranks)
-    tables = collect_table_gradients(window, ranks)
+    tables = learner.store.collect()
     found: dict[str, object] = {
         name: whole(p.grad) for name, p in learner.model.named_parameters() if p.grad is not None
     }
     for layer, (ids, grad) in enumerate(zip(tables.ids, tables.grads, strict=True)):
         assert isinstance(learner.store, OwnerStore)  # frozen tables have no gradient
-        dense = torch.zeros_like(learner.store.weight[layer])
-        found[f"table {layer}"] = dense.index_copy_(0, ids, grad)
+        dense = torch.zeros_like(learner.store.primary[layer].weight)
+        found[f"table {layer}"] = whole(
+            learner.store.as_global(layer, dense.index_copy_(0, ids, grad))
+        )
     found["norm"] = measured_norm(learner, tables.grads, ranks)
     return found
 
@@ -81,7 +81,7 @@ def measured_norm(learner: Learner, tables: list[Tensor], ranks: Ranks) -> float
     from trainer.gradients import Gradient
 
     parts = parameter_gradients(learner.model.parameters(), ranks)
-    return gradient_norm([*parts, *(Gradient(g, copies=ranks.world) for g in tables)], ranks)
+    return gradient_norm([*parts, *(Gradient(g) for g in tables)], ranks)
 
 
 def whole(tensor: Tensor) -> Tensor:

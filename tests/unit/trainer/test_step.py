@@ -55,12 +55,12 @@ def gradients(config, split):
     """Parameter gradients by name, dense table gradients and the step's sums, unclipped."""
     learner = build_learner(config)
     tokens = TokenCounts.of(split, config.model, Ranks())
-    window = learner.store.open_window([batch.engram_rows for batch in split])
     weight = config.router.balance_loss_weight
-    sums = accumulate(learner, split, window, tokens, balance_weight=weight, ranks=Ranks())
+    sums = accumulate(learner, split, tokens, balance_weight=weight, ranks=Ranks())
     found = {n: p.grad for n, p in learner.model.named_parameters() if p.grad is not None}
     assert isinstance(learner.store, OwnerStore)
-    for layer, (ids, grad) in enumerate(zip(window.ids, window.grads, strict=True)):
+    tables = learner.store.collect()
+    for layer, (ids, grad) in enumerate(zip(tables.ids, tables.grads, strict=True)):
         dense = torch.zeros_like(learner.store.weight[layer])
         found[f"table {layer}"] = dense.index_copy_(0, ids, grad)
     return found, sums

@@ -73,7 +73,8 @@ def test_what_is_read_ahead_is_what_is_read_now(stores) -> None:
             mapped.read_ahead(following)
         other = [some_ids((1, 8, 6), 99)]  # an evaluation in between
         assert_equal_windows(mapped.open_window(other), local.open_window(other))
-        assert_equal_windows(mapped.open_window(present), local.open_window(present))
+        (found,) = mapped.windows(present)
+        assert_equal_windows(found, local.open_window(present))
 
 
 def test_reading_goes_on_while_the_caller_computes(stores, monkeypatch) -> None:
@@ -91,7 +92,7 @@ def test_reading_goes_on_while_the_caller_computes(stores, monkeypatch) -> None:
     mapped.read_ahead(batches)
     assert started.wait(10)  # this thread is free meanwhile
     released.set()
-    assert len(mapped.open_window(batches).values) == 2
+    assert len(next(mapped.windows(batches)).values) == 2
 
 
 def test_a_failure_in_the_background_comes_out_where_the_rows_are_used(stores, monkeypatch) -> None:
@@ -105,7 +106,7 @@ def test_a_failure_in_the_background_comes_out_where_the_rows_are_used(stores, m
         patch.setattr(Table, "read", damaged)
         mapped.read_ahead(batches)
         with pytest.raises(BadTableError, match="row 3"):
-            mapped.open_window(batches)
+            next(mapped.windows(batches))
     assert len(mapped.open_window(batches).values) == 2
 
 
