@@ -10,6 +10,7 @@ from pathlib import Path
 
 from data.cache.prepare import PreparedSource
 from data.corpus import Corpus, load_corpus
+from model.engram.owners import OwnerStore
 from trainer.checkpoint.store import Checkpoints
 from trainer.config import TrainerConfig
 from trainer.disk import agreed_writes
@@ -76,6 +77,8 @@ def open_run(
         if config.checkpoint.strict:
             saved.require_same_mesh(fresh, folder=newest)
         state = checkpoints.load(newest, tensors)
+        if isinstance(learner.store, OwnerStore):
+            learner.store.publish(None)  # a checkpoint fills primary rows only
         if state.data_fingerprint != fresh.data_fingerprint:
             say("the documents have changed since; going on with those that are there now")
         state = replace(

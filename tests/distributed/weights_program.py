@@ -18,7 +18,7 @@ from data.errors import DataError
 from model.names import released_slots
 from model.released.files import WeightsFolder
 from trainer.config import TrainerConfig
-from trainer.learner import build_learner
+from trainer.learner import build_learner, weights_by_name
 
 
 def main() -> None:
@@ -42,16 +42,20 @@ def start(config: TrainerConfig) -> dict[str, object]:
 
     WeightsFolder.read = counted
     try:
-        model = build_learner(config).model
+        learner = build_learner(config)
     except DataError as error:
         return {"error": str(error)}
     finally:
         WeightsFolder.read = original
-    found = {}
+    model, found = learner.model, {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         whole = tensor.detach()
         whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
         found |= dict(released_slots(name, whole.clone()))
+    for name, tensor in weights_by_name(model, learner.store).items():
+        if name.startswith("tables/"):
+            assert isinstance(tensor, DTensor)
+            found[name.removeprefix("tables/")] = tensor.full_tensor()
     learns = {name for name, p in model.named_parameters() if p.requires_grad}
     return {"read": read, "found": found, "learns": learns}
 
