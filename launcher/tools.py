@@ -10,6 +10,7 @@ from trainer.exit_codes import ExitCode
 
 # name: (module with add_arguments(parser) and run(args) -> exit code, what it does)
 COMMANDS = {
+    "checkpoint": ("launcher.checkpoints", "list, verify or prune the checkpoints of a run"),
     "data": ("launcher.data_tools.command", "prepare, inspect or check the data of a run"),
     "export": ("launcher.export", "write a run's model as a folder of safetensors"),
     "generate": ("launcher.generate", "sample text from a run's newest checkpoint"),

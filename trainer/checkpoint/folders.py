@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainer import faults
 from trainer.checkpoint.errors import DamagedCheckpointsError
 from trainer.checkpoint.manifest import damage
 
@@ -45,6 +47,16 @@ def newest_whole(folder: Path) -> Path | None:
     if bad:
         raise DamagedCheckpointsError(none_is_whole(bad))
     return None
+
+
+def remove(path: Path, **here: int) -> None:
+    """Remove a checkpoint, which loses its name first: what is half removed is no checkpoint."""
+    leaving = path
+    if step_of(path) is not None:
+        leaving = path.with_name(f"{path.name}.tmp-removed")
+        path.rename(leaving)
+    faults.reach("save.retire", **here)
+    shutil.rmtree(leaving)
 
 
 def none_is_whole(problems: Sequence[str]) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainer.disk import DiskError, sync_folder
 
 NAME = "manifest.json"
+BLOCK = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,18 @@ def read_manifest(folder: Path) -> dict[str, FileEntry]:
     return entries
 
 
-def damage(folder: Path, *, contents: bool = True, share: tuple[int, int] = (0, 1)) -> list[str]:
+def damage(
+    folder: Path,
+    *,
+    contents: bool = True,
+    share: tuple[int, int] = (0, 1),
+    read: Callable[[int], object] = lambda size: None,
+) -> list[str]:
     """What is wrong with a checkpoint, naming each bad file; empty when it is as it was written.
 
     An interrupted save has no manifest and is reported as such. contents: read every byte;
     otherwise only names and sizes are looked at. share: (i, n) looks at the i-th of n parts of the
-    files, of about equal size.
+    files, of about equal size. read: is told how many bytes more were read.
     """
     try:
         files = read_manifest(folder)
@@ -84,24 +91,28 @@ def damage(folder: Path, *, contents: bool = True, share: tuple[int, int] = (0, 
     by_size = sorted(files, key=lambda name: (-files[name].size, name))
     found = []
     for name in by_size[index::count]:
-        if problem := _problem(folder / name, files[name], contents=contents):
+        if problem := _problem(folder / name, files[name], contents, read):
             found.append(problem)
     return found
 
 
-def _problem(path: Path, entry: FileEntry, *, contents: bool) -> str:
+def _problem(path: Path, entry: FileEntry, contents: bool, read: Callable[[int], object]) -> str:
     try:
         if not path.is_file():
             return f"{path} is missing"
         if (size := path.stat().st_size) != entry.size:
             return f"{path} has {size:,} bytes, not {entry.size:,}"
-        if contents and _sha256(path) != entry.sha256:
+        if contents and _sha256(path, read) != entry.sha256:
             return f"{path} has changed since it was written"
     except OSError as error:
         return f"{path} cannot be read ({error.strerror or error})"
     return ""
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _sha256(path: Path, read: Callable[[int], object]) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+            read(len(block))
+    return digest.hexdigest()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trainer import faults
 from trainer.checkpoint.errors import DamagedCheckpointsError
-from trainer.checkpoint.folders import finished, none_is_whole, step_folder
+from trainer.checkpoint.folders import finished, none_is_whole, remove, step_folder
 from trainer.checkpoint.manifest import damage, entry_of, write_manifest
 from trainer.checkpoint.reading import read_tensors
 from trainer.checkpoint.shards import Shard, shards_of
@@ -222,10 +222,7 @@ class Checkpoints:
         for path in reversed(self.all()):
             if whole >= self._keep:
                 if path not in self._damaged and not damage(path, contents=False):
-                    leaving = path.with_name(f"{path.name}.tmp-removed")
-                    path.rename(leaving)
-                    faults.reach("save.retire", **here)
-                    shutil.rmtree(leaving)
+                    remove(path, **here)
             elif self._is_whole(path):
                 whole += 1
 
