@@ -129,14 +129,14 @@ def _prune(args: argparse.Namespace) -> int:
     if step_of(args.folder) is not None:
         raise Stop(ExitCode.USAGE, f"{args.folder} is one checkpoint; name its run")
     kept, gone, bad = [], [], []
-    with _held(args.folder):
+    with _held(args.folder) as held:
         folder = _checkpoints(args.folder)
         for path in reversed(finished(folder)):
             full = len(kept) >= args.keep
             entry = _entry(path, verify=not full)
             (bad if entry.state != "whole" else gone if full else kept).append(entry)
-        # Without the lock of a run, a folder of this kind may be a save under way.
-        leftovers = [] if folder == args.folder else list(folder.glob("step_*.tmp-*"))
+        # Where no lock tells, a folder of this kind may be a save under way.
+        leftovers = sorted(folder.glob("step_*.tmp-*")) if held else []
         gone += [_entry(path, verify=False) for path in leftovers]
         if not args.dry_run:
             for entry in gone:
@@ -221,11 +221,11 @@ class _Reading:
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Keep other processes off the run while something of it is removed."""
+def _held(folder: Path) -> Iterator[bool]:
+    """Keep other processes off the run while something of it is removed; False if it is none."""
     run = RunFolder(folder.parent if folder.name == "checkpoints" else folder)
     if not run.config_file.is_file():
-        yield
+        yield False
         return
     with run.held() as ours:
         if not ours:
@@ -234,4 +234,4 @@ def _held(folder: Path) -> Iterator[None]:
                 f"another process is working on {run.path}; wait until it ends. It keeps the "
                 "newest checkpoint.keep by itself",
             )
-        yield
+        yield True
