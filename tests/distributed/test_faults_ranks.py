@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from data.batch import Batch
 from data.collate import collate
@@ -25,7 +25,12 @@ pytestmark = pytest.mark.xdist_group("ranks")
 
 SETTINGS = StepSettings(lr=1e-3, table_lr=5e-3, clip_norm=1.0)
 SICK = 1  # the rank that something happens to
-MESHES = {"sharded": ParallelConfig(dp_shard=2), "replicated": ParallelConfig(dp_replicate=2)}
+MESHES = {
+    "sharded": ParallelConfig(dp_shard=2),
+    "replicated": ParallelConfig(dp_replicate=2),
+    "experts": ParallelConfig(dp_shard=2, ep=2),
+    "experts, run again": ParallelConfig(dp_shard=2, ep=2, recompute="selective"),
+}
 
 
 def batch(config: TrainerConfig, number: int | None) -> Batch:
@@ -44,78 +49,87 @@ def local(learner: Learner) -> dict[str, Tensor]:
     }
 
 
-def spoil_loss(model: nn.Module) -> None:
+def spoil_loss(model: nn.Module) -> RemovableHandle:
     """NaN in the forward: what the first layer is given."""
     embed = model.get_submodule("embed")
-    embed.register_forward_hook(lambda module, args, out: out * math.nan)
+    return embed.register_forward_hook(lambda module, args, out: out * math.nan)
 
 
-def spoil_gradient(model: nn.Module) -> None:
+def spoil_gradient(model: nn.Module) -> RemovableHandle:
     """The loss is sound; NaN begins behind the last layer and reaches everything, tables too."""
 
     def hook(module: nn.Module, args: object, out: Tensor) -> None:
         if out.requires_grad:
             out.register_hook(lambda grad: grad * math.nan)
 
-    model.get_submodule("norm").register_forward_hook(hook)
+    return model.get_submodule("norm").register_forward_hook(hook)
 
 
-def spoil_whole_parameter(model: nn.Module) -> None:
-    """NaN in the gradient of one number that every rank holds."""
+def spoil_whole_parameter(model: nn.Module) -> RemovableHandle:
+    """NaN in the gradient of one parameter that every rank holds whole."""
     (sink,) = [p for name, p in model.named_parameters() if name == "layers.0.attn.attn_sink"]
-    sink.register_hook(lambda grad: torch.full_like(grad, math.nan))
+    return sink.register_hook(lambda grad: torch.full_like(grad, math.nan))
 
 
-def step_with(config: TrainerConfig, spoil: Callable[[nn.Module], None]) -> tuple[str, list[str]]:
-    """The error of one step that goes wrong on one rank, and what it has changed."""
+SPOILS = (spoil_loss, spoil_gradient, spoil_whole_parameter)
+
+
+def spoilt_steps(config: TrainerConfig) -> list[tuple[str, list[str]]]:
+    """Of steps that go wrong on one rank, each in its way: the error, and what it has changed."""
     ranks = Ranks.from_process_group()
-    learner = build_learner(config)
+    learner, found = build_learner(config), []
     train_step(learner, [batch(config, 2 + ranks.rank)], SETTINGS, ranks=ranks)
     before = local(learner)
-    if ranks.rank == SICK:
-        spoil(learner.model)
-    with pytest.raises(DivergedError) as raised:
-        train_step(learner, [batch(config, ranks.rank)], SETTINGS, ranks=ranks)
-    after = local(learner)
-    return str(raised.value), [n for n in after if not torch.equal(after[n], before[n])]
+    for spoil in SPOILS:
+        handle = spoil(learner.model) if ranks.rank == SICK else None
+        with pytest.raises(DivergedError) as raised:
+            train_step(learner, [batch(config, ranks.rank)], SETTINGS, ranks=ranks)
+        after = local(learner)
+        found.append(
+            (str(raised.value), [n for n in after if not torch.equal(after[n], before[n])])
+        )
+        if handle is not None:
+            handle.remove()
+        learner.optimizer.zero_grad()
+    return found
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("spoil", [spoil_loss, spoil_gradient, spoil_whole_parameter])
 def test_nan_on_one_rank_stops_all_before_any_weight_changes(
-    ranks: Pool, tmp_path: Path, mesh: str, spoil: Callable[[nn.Module], None]
+    ranks: Pool, tmp_path: Path, mesh: str
 ) -> None:
     config = trainer_config(tmp_path, parallel=MESHES[mesh])
-    for error, changed in ranks.run(2, step_with, config, spoil):
-        assert "nan" in error
-        assert changed == []
+    for found in ranks.run(2, spoilt_steps, config):
+        (loss, _), (gradient, _), (whole, _) = found
+        assert loss.startswith("loss sum nan, gradient norm nan")
+        assert "nan" not in gradient.split(",")[0]
+        assert gradient.endswith("norm nan")
+        assert whole.endswith("norm nan")
+        assert [changed for _, changed in found] == [[], [], []]
 
 
-def steps_with_padding(
-    config: TrainerConfig, numbers: list[int | None]
-) -> list[tuple[float | None, float, int]]:
-    """Loss, gradient norm and labels of two steps whose packs are dealt out to the ranks, the
-    second step's the other way round."""
+def steps_with_padding(config: TrainerConfig) -> list[tuple[float | None, float, int]]:
+    """Loss, gradient norm and labels of steps in which one rank of two has padding alone, then the
+    other, then both."""
     ranks = Ranks.from_process_group()
     learner, found = build_learner(config), []
-    for order in (numbers, numbers[::-1]):
-        mine = [batch(config, number) for number in order[ranks.rank :: ranks.world]]
+    for numbers in ([0, None], [None, 1], [None, None]):
+        mine = [batch(config, number) for number in numbers[ranks.rank :: ranks.world]]
         result = train_step(learner, mine, SETTINGS, ranks=ranks)
         found.append((result.loss, result.grad_norm, result.tokens.valid))
     return found
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-def test_a_rank_with_padding_alone_adds_nothing(ranks: Pool, tmp_path: Path, mesh: str) -> None:
-    alone = dataclasses.replace(trainer_config(tmp_path), parallel=ParallelConfig())
-    config = dataclasses.replace(alone, parallel=MESHES[mesh])
-    for numbers in ([0, None], [None, None]):
-        wanted = steps_with_padding(alone, numbers)
-        found = ranks.run(2, steps_with_padding, config, numbers)
-        assert found[0] == found[1]
-        for (loss, norm, labels), (own_loss, own_norm, own_labels) in zip(
-            wanted, found[0], strict=True
-        ):
-            assert labels == own_labels
-            assert own_norm == pytest.approx(norm, rel=1e-5, abs=1e-12)
-            assert own_loss is None if loss is None else own_loss == pytest.approx(loss, rel=1e-5)
+def test_a_rank_with_padding_alone_adds_nothing(ranks: Pool, tmp_path: Path) -> None:
+    alone = trainer_config(tmp_path)
+    wanted = steps_with_padding(alone)
+    assert [loss is None for loss, _, _ in wanted] == [False, False, True]
+    for mesh in MESHES.values():
+        config = dataclasses.replace(alone, parallel=mesh)
+        for found in ranks.run(2, steps_with_padding, config):
+            for (loss, norm, labels), (own_loss, own_norm, own_labels) in zip(
+                wanted, found, strict=True
+            ):
+                assert labels == own_labels
+                assert own_norm == pytest.approx(norm, rel=1e-5, abs=1e-12)
+                assert own_loss == (None if loss is None else pytest.approx(loss, rel=1e-5))
