@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
-from tests.context import Case, compute, require_equal, tokens
+from model.config import QatConfig
+from model.layout import ModelInputs
+from model.parallel.mesh import build_mesh
+from tests.context import Case, compute, model_inputs, relative, require_equal, tokens
 from tests.ranks import Ranks
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -79,3 +83,39 @@ def test_a_documents_bits_do_not_depend_on_its_neighbours(ranks: Ranks) -> None:
     assert not torch.equal(one.logits[0, :9], other.logits[0, :9])
     assert all(torch.equal(one.grads[name], other.grads[name]) for name in one.grads)
     assert sum(bool(grad.any()) for grad in one.grads.values()) > 60
+
+
+def test_the_published_types(ranks: Ranks) -> None:
+    """bfloat16 and all quantisers: a choice here and there falls otherwise, the sums hardly."""
+    changes = {"dtype": "bfloat16", "qat": QatConfig()}
+    options = LEARNING | {"recompute": "full"}
+    case = Case([documents(50, 13), documents(64)], changes=changes, options=options)
+    wanted = compute(case)
+    for found in ranks.run(2, compute, case, 2):
+        assert found.grads.keys() == wanted.grads.keys()
+        assert relative(found.figures["loss_sum"], wanted.figures["loss_sum"]) < 0.01
+        assert relative(found.figures["index_loss"], wanted.figures["index_loss"]) < 0.05
+        for name in ("head.weight", "layers.5.attn.wkv.weight", "layers.4.attn.indexer.wk.weight"):
+            assert relative(found.grads[name], wanted.grads[name]) < 0.3, name
+
+
+def whole_rows(case: Case) -> tuple[Tensor, str]:
+    """Logits of rows that are not divided, and what is said of those that are divided badly."""
+    rig = case.rig(build_mesh(cp=2))
+    batch = case.batch(rig)
+    inputs, window = model_inputs(batch), rig.store.open_window([batch.engram_rows])
+    with torch.no_grad():
+        logits = rig.model(inputs, engram=window.rows(0)).logits
+        narrow = ModelInputs(inputs.input_ids[:, :8], *list(vars(inputs).values())[1:])
+        with pytest.raises(ValueError, match="divide rows") as error:
+            rig.model(narrow, engram=window.rows(0))
+    return logits, str(error.value)
+
+
+def test_whole_rows_are_computed_by_every_rank_for_itself(ranks: Ranks) -> None:
+    """As samples and other short texts are."""
+    case = Case([documents(19)], width=20)
+    wanted = compute(case).logits
+    for logits, said in ranks.run(2, whole_rows, case):
+        assert torch.equal(logits, wanted)
+        assert "a rank's 8 of 20 columns are not one of 2 equal stretches of a multiple" in said
