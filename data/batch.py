@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.images.spread import spread
-
 NO_LABEL = -100
 
 
@@ -60,12 +58,6 @@ class Images:
     grids: Tensor
     ranks: Tensor | None = None
 
-    def shard(self, stretch: Stretch) -> Images:
-        """Those that the stretch's rank sees, wherever their spans lie."""
-        ranks = spread(self.grids, ranks=stretch.ranks)
-        seen = (ranks == stretch.rank).repeat_interleave(self.grids.prod(1))
-        return Images(self.patches[seen], self.grids, ranks)
-
 
 @dataclass(frozen=True)
 class Stretch:
@@ -75,6 +67,9 @@ class Stretch:
     rank: int = 0
     ranks: int = 1
     alignment: int = 1
+
+
+WHOLE = Stretch()
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,11 +117,13 @@ class Batch:
         return int((self.seq_ids > 0).sum())
 
     def shard(self, stretch: Stretch, *, pad_token_id: int) -> Batch:
-        """One rank's columns. Rows are first widened with padding to a multiple of ranks *
-        alignment: any number of ranks can take packs of any plan, at the price of a few slots.
+        """One rank's columns; images are those that it was given already (`collate`). Rows are
+        first widened with padding to a multiple of ranks * alignment: any number of ranks can take
+        packs of any plan, at the price of a few slots.
         """
         if stretch.ranks == 1:
             return self
+        assert self.images is None or self.images.ranks is not None
         width = self.labels.shape[1]
         extra = -width % (stretch.ranks * stretch.alignment)
         share = (width + extra) // stretch.ranks
@@ -150,7 +147,6 @@ class Batch:
             seq_ids=whole.seq_ids[:, own].contiguous(),
             token_types=whole.token_types[:, own].contiguous(),
             engram_rows=self.engram_rows[:, column],
-            images=self.images and self.images.shard(stretch),
             whole=whole,
         )
 

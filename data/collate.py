@@ -8,16 +8,25 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from data.batch import NO_LABEL, Batch, Images, PackLayout
-from data.images.packed import PackedImage, decode, packed_images
+from data.batch import NO_LABEL, WHOLE, Batch, Images, PackLayout, Stretch
+from data.images.packed import PackedImage, decode, packed_images, patch_grids
 from data.images.spans import TEXT, span_types
+from data.images.spread import spread
 from data.packs import PackedSet, Place
 
 
 def collate(
-    packs: PackedSet, places: Sequence[Place | None], *, sample_ids: tuple[int, ...]
+    packs: PackedSet,
+    places: Sequence[Place | None],
+    *,
+    sample_ids: tuple[int, ...],
+    stretch: Stretch = WHOLE,
 ) -> Batch:
     """The batch of the given packs, a row each; None gives a row of padding.
+
+    With a `stretch`, what one rank of a context group takes of it: its columns of the rows, hashed
+    and labelled as a whole, and, wherever their spans lie, its share of the images. No other is
+    decoded.
 
     DataError for an image that cannot be decoded, ValueError for tokens that the hasher's
     tokenizer does not have.
@@ -33,17 +42,18 @@ def collate(
                 types = span_types(image.rows, image.cols)
                 rows.token_types[row, image.column : image.column + len(types)] = types
             images += here
-    return Batch(
+    batch = Batch(
         input_ids=torch.from_numpy(rows.input_ids),
         labels=torch.from_numpy(rows.labels),
         position_ids=torch.from_numpy(rows.position_ids),
         seq_ids=torch.from_numpy(rows.seq_ids),
         token_types=torch.from_numpy(rows.token_types),
         engram_rows=torch.from_numpy(_engram_rows(packs, rows)),
-        images=_decoded(images, packs),
+        images=_decoded(images, packs, stretch),
         sample_ids=sample_ids,
         layout=PackLayout.from_seq_ids(rows.seq_ids),
     )
+    return batch.shard(stretch, pad_token_id=packs.pad_token_id)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +101,13 @@ def _engram_rows(packs: PackedSet, rows: _Rows) -> np.ndarray:
     return packs.hasher.rows(rows.input_ids, seq_ids=rows.seq_ids, live=live)
 
 
-def _decoded(images: list[PackedImage], packs: PackedSet) -> Images | None:
+def _decoded(images: list[PackedImage], packs: PackedSet, stretch: Stretch) -> Images | None:
     if not images:
         return None
     assert packs.vision is not None, "documents with images are prepared for models that see"
-    return Images(*decode(images, packs.vision))
+    grids = patch_grids(images, packs.vision)
+    if stretch.ranks == 1:
+        return Images(decode(images, packs.vision), grids)
+    ranks = spread(grids, ranks=stretch.ranks)
+    own = [image for image, rank in zip(images, ranks, strict=True) if rank == stretch.rank]
+    return Images(decode(own, packs.vision), grids, ranks)

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from torch.utils.data import Dataset
 
-from data.batch import Batch, Stretch
+from data.batch import WHOLE, Batch, Stretch
 from data.collate import collate
 from data.order import rank_indices, sharing_problems
 from data.packs import PackedSet
 from data.workers import in_workers
 
 PADDING_SAMPLE = -1
-WHOLE = Stretch()
 
 
 def batches(
@@ -88,7 +87,8 @@ def eval_batches(
             packs,
             [None if index == PADDING_SAMPLE else packs.place(index) for index in rows],
             sample_ids=tuple(rows),
-        ).shard(stretch, pad_token_id=packs.pad_token_id)
+            stretch=stretch,
+        )
         for rows in mine.reshape(-1, size).tolist()
     )
 
@@ -113,8 +113,7 @@ class MicroBatches(Dataset):
         samples = self.samples(number)
         places = [self.packs.place(index) for index in samples]
         self.packs.plan_ahead(samples[-1])
-        batch = collate(self.packs, places, sample_ids=tuple(samples))
-        return batch.shard(self.stretch, pad_token_id=self.packs.pad_token_id)
+        return collate(self.packs, places, sample_ids=tuple(samples), stretch=self.stretch)
 
     def samples(self, number: int) -> list[int]:
         """Global pack indices of a micro-batch."""

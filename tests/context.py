@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data.batch import Batch, Images, PackLayout, Stretch
+from data.batch import WHOLE, Batch, Images, PackLayout, Stretch
+from data.images.spread import spread
 from model import layout
 from model.config import QatConfig
 from model.layout import ModelInputs
@@ -42,7 +43,7 @@ class Case:
     def pictures(self) -> bool:
         return any(isinstance(t, Picture) for row in self.rows for doc in row for t in doc)
 
-    def batch(self, rig: Rig) -> Batch:
+    def batch(self, rig: Rig, stretch: Stretch = WHOLE) -> Batch:
         pack = packed_pictures if self.pictures else Rig.pack
         packed: Packed = pack(rig, self.rows, width=self.width)
         inputs, images = packed.inputs, packed.inputs.images
@@ -51,17 +52,26 @@ class Case:
             row, column, length = packed.places[self.learnt]
             labels = torch.full_like(labels, -100)
             labels[row, column : column + length] = packed.labels[row, column : column + length]
-        return Batch(
+        batch = Batch(
             input_ids=inputs.input_ids,
             labels=labels,
             position_ids=inputs.position_ids,
             seq_ids=inputs.seq_ids,
             token_types=inputs.token_types,
             engram_rows=packed.rows,
-            images=images and Images(images.patches, images.grids),
+            images=images and _share(images, stretch),
             sample_ids=(0,) * len(self.rows),
             layout=PackLayout.from_seq_ids(inputs.seq_ids.numpy()),
         )
+        return batch.shard(stretch, pad_token_id=rig.config.pad_token_id)
+
+
+def _share(images: layout.Images, stretch: Stretch) -> Images:
+    if stretch == WHOLE:
+        return Images(images.patches, images.grids)
+    ranks = spread(images.grids, ranks=stretch.ranks)
+    own = (ranks == stretch.rank).repeat_interleave(images.grids.prod(1))
+    return Images(images.patches[own], images.grids, ranks)
 
 
 @dataclass(frozen=True)
@@ -78,8 +88,7 @@ def compute(case: Case, ranks: int = 1) -> Result:
     """Forward and backward of all losses; by a context group of `ranks`, the default one."""
     mesh = build_mesh(cp=ranks)
     rig = case.rig(mesh)
-    stretch = Stretch(mesh.cp.rank, ranks, rig.config.alignment)
-    batch = case.batch(rig).shard(stretch, pad_token_id=rig.config.pad_token_id)
+    batch = case.batch(rig, Stretch(mesh.cp.rank, ranks, rig.config.alignment))
     window = rig.store.open_window([batch.engram_rows])
     inputs, rows = model_inputs(batch), window.rows(0)
     # The balance loss is of all documents, whichever are learnt.

@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, eq=False)
 class PackedImage:
     """An image of a pack. column: where its span begins in the row; rows, cols: of the span's
-    grid; blob: the image file; where: the document it belongs to."""
+    grid; width, height: the planned pixels; blob: the image file; where: the document it belongs
+    to."""
 
     column: int
     rows: int
     cols: int
+    width: int
+    height: int
     blob: np.ndarray
     where: str
 
@@ -52,6 +55,8 @@ def packed_images(packs: PackedSet, place: Place) -> list[PackedImage]:
                 column=column,
                 rows=int(span["rows"]),
                 cols=int(span["cols"]),
+                width=int(span["width"]),
+                height=int(span["height"]),
                 blob=np.asarray(blobs[begin : begin + int(span["blob_length"])]),
                 where=prepared.origin(place.window, int(span["document"])),
             )
@@ -59,20 +64,28 @@ def packed_images(packs: PackedSet, place: Place) -> list[PackedImage]:
     return found
 
 
-def decode(images: Sequence[PackedImage], vision: VisionConfig) -> tuple[Tensor, Tensor]:
-    """(patches [P, 3 * patch_size^2] bf16, grids int64 [images, 2]) of all images, in order.
+def patch_grids(images: Sequence[PackedImage], vision: VisionConfig) -> Tensor:
+    """int64 [images, 2]: patch rows and columns of each, known without opening it."""
+    patch = vision.patch_size
+    grids = [(image.height // patch, image.width // patch) for image in images]
+    return torch.tensor(grids, dtype=torch.int64)
+
+
+def decode(images: Sequence[PackedImage], vision: VisionConfig) -> Tensor:
+    """The patches [P, 3 * patch_size^2] bf16 of all images, in order.
 
     DataError for an image that cannot be decoded, or whose span was planned for other settings.
     """
-    parts, grids = [], []
+    parts = [torch.empty(0, 3 * vision.patch_size**2, dtype=torch.bfloat16)]
     for image in images:
         pixels = open_image(image.blob.tobytes(), where=image.where)
         plan = plan_image(*pixels.size, vision)
-        if (plan.rows, plan.cols) != (image.rows, image.cols):
+        planned = (image.rows, image.cols, image.width, image.height)
+        if (plan.rows, plan.cols, plan.width, plan.height) != planned:
             raise DataError(
-                f"{image.where}: an image was prepared as {image.rows} x {image.cols} tokens, but "
-                f"model.vision makes it {plan.rows} x {plan.cols}; prepare the data for this model"
+                f"{image.where}: an image was prepared as {image.rows} x {image.cols} tokens of "
+                f"{image.height} x {image.width} pixels, but model.vision makes it {plan.rows} x "
+                f"{plan.cols} of {plan.height} x {plan.width}; prepare the data for this model"
             )
         parts.append(patches(pixels, plan, patch_size=vision.patch_size))
-        grids.append((plan.patch_rows, plan.patch_cols))
-    return torch.cat(parts), torch.tensor(grids, dtype=torch.int64)
+    return torch.cat(parts)

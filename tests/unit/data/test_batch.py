@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from data.batch import Batch, PackLayout
+from data.batch import Batch, PackLayout, Stretch
 from data.collate import collate
 from data.documents import Document, ImagePiece
 from data.errors import DataError
@@ -222,6 +222,38 @@ def test_images_come_in_the_order_of_their_spans(make_packs):
     assert not (batch.labels == 399).any()
     pad_rows = batch.engram_rows[~spans & (batch.seq_ids == 0)][0]
     assert (batch.engram_rows[spans] == pad_rows).all()
+
+
+def test_each_rank_decodes_its_own_images(make_packs, monkeypatch: pytest.MonkeyPatch):
+    documents = [
+        illustrated((8, 8), (24, 8), before=3, after=2, seed=1),
+        illustrated((8, 30), before=0, after=9, seed=3),
+        illustrated((16, 16), (8, 8), before=1, after=1, seed=5),
+    ]
+    packs = make_packs(documents, masked=True, vision=TINY_VISION)
+    places = [packs.place(i) for i in range(packs.sources[0].plans.training_packs(0))]
+    whole, opened = batch_of(packs, places).images, []
+    monkeypatch.setattr(
+        "data.images.packed.open_image",
+        lambda blob, where: opened.append(blob) or open_image(blob, where=where),
+    )
+    assert whole is not None
+    ends = whole.grids.prod(1).cumsum(0)
+    parts = {}
+    for rank in range(4):
+        batch = collate(packs, places, sample_ids=(0,) * len(places), stretch=Stretch(rank, 4, 4))
+        images = batch.images
+        assert images is not None and images.ranks is not None
+        assert torch.equal(images.grids, whole.grids)
+        own = (images.ranks == rank).nonzero().flatten().tolist()
+        sizes = whole.grids.prod(1)[own].tolist()
+        parts |= dict(zip(own, images.patches.split(sizes) if own else (), strict=True))
+        if not own:
+            assert images.patches.shape == (0, 48)
+    assert len(opened) == len(whole.grids) == 5
+    for image, end in enumerate(ends.tolist()):
+        patches = whole.patches[end - len(parts[image]) : end]
+        assert torch.equal(parts[image], patches)
 
 
 def test_a_broken_image_is_named_with_its_document(make_packs):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.batch import Batch, Images, PackLayout, Stretch
+from data.batch import Batch, PackLayout, Stretch
 from data.images.spread import spread
 from data.loader import batches, eval_batches
 
@@ -24,9 +23,8 @@ FILLED = {
 }
 
 
-def batch_of(seq_ids: torch.Tensor, grids: list[list[int]]) -> Batch:
+def batch_of(seq_ids: torch.Tensor) -> Batch:
     shape = tuple(seq_ids.shape)
-    patches = sum(rows * cols for rows, cols in grids)
     return Batch(
         input_ids=torch.arange(seq_ids.numel()).view(shape) + 10,
         labels=torch.arange(seq_ids.numel()).view(shape) % 7,
@@ -34,9 +32,7 @@ def batch_of(seq_ids: torch.Tensor, grids: list[list[int]]) -> Batch:
         seq_ids=seq_ids,
         token_types=(seq_ids - 2).to(torch.int8),
         engram_rows=torch.arange(seq_ids.numel() * 6).view(*shape, 2, 3) + 1,
-        images=Images(torch.arange(float(patches))[:, None], torch.tensor(grids))
-        if grids
-        else None,
+        images=None,
         sample_ids=tuple(range(shape[0])),
         layout=PackLayout.from_seq_ids(seq_ids.numpy()),
     )
@@ -48,11 +44,10 @@ def batch_of(seq_ids: torch.Tensor, grids: list[list[int]]) -> Batch:
     groups=st.integers(1, 9),
     ranks=st.integers(2, 5),
     alignment=st.sampled_from([1, 2, 4]),
-    grids=st.lists(st.lists(st.integers(1, 9), min_size=2, max_size=2), max_size=6),
 )
-def test_shards_are_the_batch_and_padding(rows, groups, ranks, alignment, grids) -> None:
+def test_shards_are_the_batch_and_padding(rows, groups, ranks, alignment) -> None:
     width = groups * alignment
-    batch = batch_of(torch.randint(0, 4, (rows, width)), grids)
+    batch = batch_of(torch.randint(0, 4, (rows, width)))
     shards = [
         batch.shard(Stretch(rank, ranks, alignment), pad_token_id=PAD) for rank in range(ranks)
     ]
@@ -74,23 +69,10 @@ def test_shards_are_the_batch_and_padding(rows, groups, ranks, alignment, grids)
     assert sum(shard.valid_tokens for shard in shards) == batch.valid_tokens
     assert sum(shard.real_tokens for shard in shards) == batch.real_tokens
     assert all(shard.sample_ids == batch.sample_ids for shard in shards)
-    if batch.images is None:
-        assert all(shard.images is None for shard in shards)
-        return
-    ends = [0, *batch.images.grids.prod(1).cumsum(0).tolist()]
-    for rank, shard in enumerate(shards):
-        assert torch.equal(shard.images.grids, batch.images.grids)
-        assert torch.equal(shard.images.ranks, shards[0].images.ranks)
-        own = [
-            batch.images.patches[low:high]
-            for owner, (low, high) in zip(shard.images.ranks, pairwise(ends), strict=True)
-            if owner == rank
-        ]
-        assert torch.equal(shard.images.patches, torch.cat([shard.images.patches[:0], *own]))
 
 
 def test_one_rank_has_the_batch_as_it_is() -> None:
-    batch = batch_of(torch.ones(1, 5, dtype=torch.int64), [[1, 2]])
+    batch = batch_of(torch.ones(1, 5, dtype=torch.int64))
     assert batch.shard(Stretch(), pad_token_id=PAD) is batch
 
 
