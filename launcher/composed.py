@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from launcher import compose
-from launcher.rules import DATA_RULES
+from launcher.rules import DATA_RULES, Rule
 from launcher.run_config import RunConfig
 from launcher.validate import validate
 
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
 
 def composed_run(
-    overrides: Sequence[str], *, config_dir: str | None, config_name: str | None
+    overrides: Sequence[str],
+    *,
+    config_dir: str | None,
+    config_name: str | None,
+    rules: Sequence[Rule] = DATA_RULES,
+    complete: Callable[[DictConfig], None] = lambda cfg: None,
 ) -> RunConfig:
     """What dsv41-train would run with these words. ConfigProblems lists all that is wrong.
 
-    Whether this machine could train it is not asked.
+    rules: those between settings that must hold; whether this machine could train it is not asked.
+    complete: fills in what the command does not need and the words may leave out.
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
@@ -48,7 +58,8 @@ def composed_run(
         if problems is None:
             raise
         raise problems from error
-    return validate(cfg, rules=DATA_RULES)
+    complete(cfg)
+    return validate(cfg, rules=rules)
 
 
 def _folder(config_dir: str) -> str:

@@ -1,7 +1,8 @@
 """Rules between a run's settings, and between them and this machine.
 
 A rule takes the sections that it needs, by their names in RunConfig (and `environ`), and returns
-one message a problem, with the fix. It is skipped where one of its sections cannot be read.
+one message a problem, with the fix. It is skipped where one of its sections cannot be read. A rule
+that takes `config` takes the whole, once nothing else is wrong.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from data.config import DataConfig
 from launcher.config import LauncherConfig
+from launcher.run_config import RunConfig
 from model.config import ModelConfig
 from trainer.config import EvalConfig, ParallelConfig
 from trainer.mesh_rules import (
@@ -151,6 +153,18 @@ MESH_RULES: tuple[Rule, ...] = (
     packs_reach_all_ranks,
     steps_are_dealt_out_evenly,
 )
+
+
+def devices_have_room(config: RunConfig) -> list[str]:
+    """Whether each rank's part fits into its accelerator, where its memory is known."""
+    if config.cluster.device_memory_gb is None:
+        return []
+    from launcher.plan.holdings import holdings
+    from launcher.plan.memory import memory_problems
+
+    return memory_problems(config, holdings(config))
+
+
 DATA_RULES: tuple[Rule, ...] = (packs_fit_model, data_is_there, tokenizer_fits_model_and_kinds)
 RULES: tuple[Rule, ...] = (
     *DATA_RULES,
@@ -162,4 +176,13 @@ RULES: tuple[Rule, ...] = (
     weights_fit_model,
     mapped_tables_fit_model,
     model_fits_memory,
+    devices_have_room,
+)
+# What must hold wherever the run will go: nothing of this machine, its files or its environment.
+PLAN_RULES: tuple[Rule, ...] = (
+    packs_fit_model,
+    tokenizer_fits_model_and_kinds,
+    *MESH_RULES,
+    evaluation_has_documents,
+    tables_have_their_sizes,
 )

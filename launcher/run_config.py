@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from launcher.config import LauncherConfig
+from launcher.config import ClusterConfig, LauncherConfig
 from trainer.config import TrainerConfig
 
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -27,6 +27,7 @@ class RunConfig(TrainerConfig):
     resume: Literal["never", "auto"]
     runs_dir: str
     launcher: LauncherConfig
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
     @property
     def home(self) -> Path:

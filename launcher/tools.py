@@ -14,6 +14,7 @@ COMMANDS = {
     "data": ("launcher.data_tools.command", "prepare, inspect or check the data of a run"),
     "export": ("launcher.export", "write a run's model as a folder of safetensors"),
     "generate": ("launcher.generate", "sample text from a run's newest checkpoint"),
+    "plan": ("launcher.plan.command", "bytes per rank and the mesh of a run, before it starts"),
     "plot": ("trainer.plot", "draw the loss curves of runs to a PNG"),
     "verify": ("launcher.verify.command", "check this installation against reference cases"),
 }

@@ -57,6 +57,9 @@ def examine(
         return None, report
     config = RunConfig(**parts)
     report.mistakes.extend(config.problems())
+    for rule in rules:
+        if not report and "config" in inspect.signature(rule).parameters:
+            report.mistakes.extend(rule(config=config))
     return (None if report else absolute(config)), report
 
 

@@ -34,6 +34,7 @@ def test_the_groups() -> None:
         "parallel",
         "launcher",
         "checkpoint",
+        "cluster",
         "logging",
     }
 

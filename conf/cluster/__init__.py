@@ -1,0 +1,1 @@
+"""The machines that the ranks run on."""

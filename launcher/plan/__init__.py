@@ -1,0 +1,1 @@
+"""What a run will hold on every rank, told before it starts."""
