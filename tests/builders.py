@@ -1,14 +1,18 @@
-"""The one small training run that tests vary."""
+"""The small training runs that tests vary: on text, and on pictures."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from data.config import DataConfig
-from model.config import ModelConfig, QatConfig
+from data.images.shapes import draw
+from data.sources.pictures import CAPTION
+from data.tokenizer import load_token_map
+from model.config import ModelConfig, QatConfig, VisionConfig
 from trainer.config import (
     CheckpointConfig,
     EvalConfig,
@@ -67,3 +71,52 @@ def trainer_config(folder: Path, **changes: Any) -> TrainerConfig:
         router=RouterConfig(balance_loss_weight=0.1),  # large enough for its gradient to count
     )
     return dataclasses.replace(config, **changes)
+
+
+def seeing_config(folder: Path, **changes: Any) -> TrainerConfig:
+    """`trainer_config` for the smallest model that sees, on the pictures that need no download.
+
+    Its tokenizer, written to `folder`, has the captions' words: short ones, as people's are.
+    """
+    words = _word_tokenizer(folder / "tokenizer.json")
+    document = json.loads((GOLDEN / "tiny_image/config.json").read_text())
+    tower = VisionConfig(
+        num_hidden_layers=2,
+        hidden_size=64,
+        num_attention_heads=4,
+        intermediate_size=128,
+        patch_size=8,
+        max_image_tokens=64,
+        min_pixels=2304,
+    )
+    model = dataclasses.replace(
+        ModelConfig.from_released(document),
+        initializer_range=0.06,
+        engram_compressed_vocab_size=int(load_token_map(str(words)).max()) + 1,
+        sliding_window=32,
+        index_topk=32,
+        candidate_topk_blocks=8,
+        vision=tower,
+    )
+    data = DataConfig(
+        source="pictures", kind="image_chat", tokenizer=str(words), pack_length=512, holdout=0.05
+    )
+    return dataclasses.replace(trainer_config(folder), **{"model": model, "data": data, **changes})
+
+
+def _word_tokenizer(path: Path) -> Path:
+    from tokenizers import AddedToken, Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    marks = ["<bos>", "<eos>", "<pad>", "<image>", "<unk>", "<｜System｜>", "<｜User｜>"]
+    marks += ["<｜Assistant｜>", "</think>"]
+    spoken = {word for n in range(500) for word in draw(n).caption.split()}
+    spoken |= {word.capitalize() for word in spoken} | {*"First then and , .".split()}
+    spoken |= {*re.findall(r"\w+|\S", CAPTION)}
+    vocabulary = {token: n for n, token in enumerate([*marks, *sorted(spoken)])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
+    tokenizer.save(str(path))
+    return path

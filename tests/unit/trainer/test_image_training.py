@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
 from pathlib import Path
 
 import pytest
 import torch
 
-from data.config import DataConfig
 from data.corpus import Corpus, load_corpus
-from data.images.shapes import draw
 from data.loader import batches
-from data.sources.pictures import CAPTION
-from data.tokenizer import load_token_map
-from model.config import ModelConfig, VisionConfig
 from model.layout import Images, ModelInputs
+from tests.builders import seeing_config
 from trainer.config import TrainerConfig
 from trainer.learner import Learner, build_learner
 from trainer.ranks import Ranks
@@ -27,56 +21,9 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer.json whose tokens are the words of the captions: short ones, as people's are."""
-    from tokenizers import AddedToken, Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-
-    marks = ["<bos>", "<eos>", "<pad>", "<image>", "<unk>", "<｜System｜>", "<｜User｜>"]
-    marks += ["<｜Assistant｜>", "</think>"]
-    spoken = {word for n in range(500) for word in draw(n).caption.split()}
-    spoken |= {word.capitalize() for word in spoken} | {*"First then and , .".split()}
-    spoken |= {*re.findall(r"\w+|\S", CAPTION)}
-    vocabulary = {token: n for n, token in enumerate([*marks, *sorted(spoken)])}
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
-    path = tmp_path_factory.mktemp("words") / "tokenizer.json"
-    tokenizer.save(str(path))
-    return path
-
-
-@pytest.fixture(scope="module")
-def seeing(config: TrainerConfig, words: Path) -> TrainerConfig:
-    """The reference model that sees, on the pictures that need no download."""
-    document = json.loads((GOLDEN / "tiny_image/config.json").read_text())
-    tower = VisionConfig(
-        num_hidden_layers=2,
-        hidden_size=64,
-        num_attention_heads=4,
-        intermediate_size=128,
-        patch_size=8,
-        max_image_tokens=64,
-        min_pixels=2304,
-    )
-    model = dataclasses.replace(
-        ModelConfig.from_released(document),
-        initializer_range=0.06,
-        engram_compressed_vocab_size=int(load_token_map(str(words)).max()) + 1,
-        sliding_window=32,
-        index_topk=32,
-        candidate_topk_blocks=8,
-        vision=tower,
-    )
-    data = DataConfig(
-        source="pictures",
-        kind="image_chat",
-        tokenizer=str(words),
-        pack_length=512,
-        holdout=0.05,
-    )
-    return dataclasses.replace(config, model=model, data=data)
+def seeing(config: TrainerConfig, tmp_path_factory: pytest.TempPathFactory) -> TrainerConfig:
+    made = seeing_config(tmp_path_factory.mktemp("words"))
+    return dataclasses.replace(config, model=made.model, data=made.data)
 
 
 @pytest.fixture(scope="module")
