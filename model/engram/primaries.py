@@ -47,12 +47,15 @@ class GradientSums:
     def __init__(self, plan: StepPlan, *, exchange: Exchange, device: torch.device) -> None:
         """device: where the sums are wanted, beside the tables."""
         self._plan, self._exchange, self._device = plan, exchange, device
-        given = [plan.given.of(window) for window in range(len(plan.windows))]
-        every = torch.cat([ids for by_rank in given for ids in by_rank.values()])
-        self._rows, places = torch.unique(every, return_inverse=True)
-        cut = iter(places.split([len(ids) for by_rank in given for ids in by_rank.values()]))
-        self._places = [{rank: next(cut) for rank in by_rank} for by_rank in given]
-        self._alone = exchange.size == 1 and len(given) == 1
+        # With nothing to add up, a window's buffer is its sum.
+        self._alone = exchange.size == 1 and len(plan.windows) == 1
+        self._rows, self._places = plan.windows[0].at_primary, []
+        if not self._alone:
+            given = [plan.given.of(window) for window in range(len(plan.windows))]
+            every = [ids for by_rank in given for ids in by_rank.values()]
+            self._rows, places = torch.unique(torch.cat(every), return_inverse=True)
+            cut = iter(places.split([len(ids) for ids in every]))
+            self._places = [{rank: next(cut) for rank in by_rank} for by_rank in given]
         self._sum: Tensor | None = None
         self._under_way: tuple[Pending, int, dict[int, Tensor]] | None = None
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from model.config import ModelConfig
+from model.engram.exchange import Exchange, Pending
 from model.engram.owners import OwnerStore
 from model.parallel.mesh import build_mesh
 
@@ -112,6 +113,7 @@ def test_ranks_read_and_learn_what_one_does(ranks, world, owners, rows, windows)
         for low, high in plain_division(count, owners, world // owners):
             one.weight[layer][low:high:2].mul_(2)
     dense = [torch.zeros_like(weight) for weight in one.weight]
+    check_bytes(found, world, windows)
     for rank, result in enumerate(found):
         assert result["windows"] == windows
         assert all(torch.equal(*pair) for pair in zip(result["whole"], one.weight, strict=True))
@@ -143,6 +145,95 @@ def test_ranks_read_and_learn_what_one_does(ranks, world, owners, rows, windows)
             ids = result["ids"][layer]
             assert torch.equal(ids, ids.unique()) and ((ids >= low) & (ids < high)).all()
             assert torch.equal(result["primary"][layer], one.weight[layer][low:high])
+
+
+def check_bytes(found: list[dict[str, Any]], world: int, windows: int) -> None:
+    """A row travels once each way, with its number; what is sent is counted on its sender."""
+    reads = MICRO_BATCHES * 2 * 7 * 4
+    figures = [result["figures"] for result in found]
+    assert all(own.reads == reads and 0 < own.distinct <= reads for own in figures)
+    dim = found[0]["grads"][0].shape[1]
+    counts = world * world * 2 * windows * 8
+    bound = sum(own.distinct for own in figures) * (8 + 4 * dim + 4 * dim) + counts
+    assert 0 < sum(own.lookup_bytes for own in figures) <= bound
+    assert all(own.waited > 0 and own.replica_bytes == 0 for own in figures)
+
+
+def published(owners: int) -> list[int]:
+    """Bytes that this rank sends for no change, for some rows, and for all."""
+    mesh = build_mesh(dp_shard=torch.distributed.get_world_size(), engram_owners=owners)
+    store = OwnerStore(config_of((40, 24)), seed=3, mesh=mesh)
+    none = torch.zeros(0, dtype=torch.int64)
+    found = []
+    for ids in ([none, none], [torch.tensor([0, 2]), torch.tensor([1])], None):
+        store.publish(ids)
+        figures = store.take_figures()
+        assert figures.lookup_bytes == 0
+        found.append(figures.replica_bytes)
+    return found
+
+
+def test_changed_rows_alone_go_to_the_copies(ranks) -> None:
+    row = 4 * 16
+    assert ranks.run(4, published, 4) == [[0, 0, 0]] * 4
+    for sent in ranks.run(4, published, 2):  # one copy each, of a quarter of the rows
+        assert sent == [4, 4 + 3 * (4 + row), 16 * row]
+    for sent in ranks.run(4, published, 1):
+        assert sent == [3 * 4, 3 * (4 + 3 * (4 + row)), 3 * 16 * row]
+
+
+def order_of_work() -> list[str]:
+    """Messages that begin, and windows that the caller has, of a step in three windows."""
+    mesh = build_mesh(dp_shard=torch.distributed.get_world_size(), engram_owners=2)
+    rows = (40, 24)
+    store = OwnerStore(config_of(rows), seed=3, mesh=mesh, window_bytes=64)
+    batches = [rows_of(mesh.world.rank, number, rows) for number in range(MICRO_BATCHES)]
+    begin, log = Exchange.begin, []
+
+    def logged(self: Exchange, send: dict[int, Tensor], receive: Any) -> Pending:
+        kinds = {tensor.dtype for tensor in send.values()}
+        log.append("ids" if kinds == {torch.int32} else "rows")
+        return begin(self, send, receive)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Exchange, "begin", logged)
+        store.read_ahead(batches)
+        log.append("step")
+        for _ in store.windows(batches):
+            log.append("window")
+        store.collect()
+    return log
+
+
+def test_rows_and_gradients_travel_while_a_window_is_worked_on(ranks) -> None:
+    first = ["rows", "rows", "window"]  # the first window's and the second's
+    second = ["rows", "rows", "window"]  # gradients of the first, rows of the third
+    last = ["rows", "window", "rows"]  # gradients of the second, and at the end the third
+    for log in ranks.run(2, order_of_work):
+        assert log == ["ids", "step", *first, *second, *last]
+
+
+def summed(threads: int) -> list[Tensor]:
+    """Sums of real numbers, which depend on their order."""
+    torch.set_num_threads(threads)
+    rows = (40, 24)
+    mesh = build_mesh(dp_shard=torch.distributed.get_world_size(), engram_owners=1)
+    store = OwnerStore(config_of(rows), seed=3, mesh=mesh, window_bytes=64)
+    rank = mesh.world.rank
+    number = 0
+    for window in store.windows([rows_of(rank, n, rows) for n in range(MICRO_BATCHES)]):
+        for micro_batch in window.micro_batches():
+            for engram, grad in zip(micro_batch, grads_of(rank, number, 16), strict=True):
+                assert engram.grad_buffer is not None
+                engram.grad_buffer.index_add_(0, engram.inverse.flatten(), grad / 3)
+            number += 1
+    torch.set_num_threads(1)
+    return store.collect().grads
+
+
+def test_sums_are_the_same_bits_on_two_threads(ranks) -> None:
+    for one, two in zip(ranks.run(2, summed, 1), ranks.run(2, summed, 2), strict=True):
+        assert all(torch.equal(*pair) for pair in zip(one, two, strict=True))
 
 
 def plain_division(rows: int, owners: int, replicas: int) -> list[tuple[int, int]]:

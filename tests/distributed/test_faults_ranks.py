@@ -108,6 +108,36 @@ def test_nan_on_one_rank_stops_all_before_any_weight_changes(
         assert [changed for _, changed in found] == [[], [], []]
 
 
+def step_outside_the_table(config: TrainerConfig) -> tuple[str, list[str], float | None]:
+    """The error of a step in which one rank asks for a row that no table has, what it has changed,
+    and the loss of a sound step after it."""
+    ranks = Ranks.from_process_group()
+    learner, mine = build_learner(config), batch(config, ranks.rank)
+    before = local(learner)
+    if ranks.rank == SICK:
+        rows = mine.engram_rows.clone()
+        rows[0, 0, 1, 0] = learner.store.rows[1]
+        mine = dataclasses.replace(mine, engram_rows=rows)
+    with pytest.raises(ValueError, match="outside") as raised:
+        train_step(learner, [mine], SETTINGS, ranks=ranks)
+    after = local(learner)
+    changed = [name for name in after if not torch.equal(after[name], before[name])]
+    sound = train_step(learner, [batch(config, ranks.rank)], SETTINGS, ranks=ranks)
+    return str(raised.value), changed, sound.loss
+
+
+def test_a_row_outside_its_table_on_one_rank_stops_all(ranks: Pool, tmp_path: Path) -> None:
+    config = trainer_config(tmp_path, parallel=MESHES["experts"])
+    (one, other) = ranks.run(2, step_outside_the_table, config)
+    assert one == other
+    error, changed, loss = one
+    layer, rows = config.model.engram_layers[1], config.model.engram_num_embeddings[1]
+    assert f"layer {layer}" in error
+    assert f"to {rows}, outside its {rows} rows" in error
+    assert changed == []
+    assert loss is not None
+
+
 def steps_with_padding(config: TrainerConfig) -> list[tuple[float | None, float, int]]:
     """Loss, gradient norm and labels of steps in which one rank of two has padding alone, then the
     other, then both."""
