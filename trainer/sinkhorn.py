@@ -7,9 +7,13 @@ M the momentum and G the gradient [rows, n]:
     left out;  eleven times, rows first and last: divide N's rows, then columns, by their norms;
     W -= 0.18 lr sqrt(n) N.
 
-N and its balanced form never exist whole: two vectors of scales say what they are, and seven passes
-go over tiles of rows. Where several ranks divide the rows, the mean row norm and the column norms
-are those of the whole table.
+N and its balanced form never exist whole: two vectors of scales, r and c, say what they are, and
+seven passes go over tiles of rows. The norms of r_i N_ij c_j come from the squares of N:
+
+    rows r_i sqrt(sum_j N_ij^2 c_j^2), columns c_j sqrt(sum_i r_i^2 N_ij^2).
+
+Where several ranks divide the rows, the mean row norm and the column norms are those of the whole
+table.
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ SCALE = 0.18
 ROUNDS = 11
 LEAST_ROW = 1e-3  # of the mean row norm
 TINY = 1e-20
-TILE_VALUES = 1 << 22  # of a tile's temporaries: 16 MB each in fp32
+# Of a tile's temporaries: what a core's cache holds, or enough for an accelerator to be busy.
+TILE_VALUES = {"cpu": 1 << 18, "cuda": 1 << 24}
 
 
 class Sinkhorn(MomentumRule):
@@ -79,58 +84,63 @@ class _Update:
     def __init__(self, momentum: Tensor, grad: Tensor, ids: Tensor | None) -> None:
         self.momentum, self.grad, self.ids = momentum, grad, ids
         rows, columns = momentum.shape
-        self.step = max(1, TILE_VALUES // columns)
+        self.step = max(1, TILE_VALUES[momentum.device.type] // columns)
         self.edges = list(range(0, rows, self.step))
+        self.room = momentum.new_empty(min(self.step, rows), columns)
         bounds = torch.tensor([*self.edges, rows], device=momentum.device)
         self.parts = [] if ids is None else torch.searchsorted(ids, bounds).tolist()
 
-    def tiles(self) -> Iterator[tuple[slice, Tensor]]:
-        """(its rows, N [up to `step`, n], which is the caller's to change)."""
+    def tiles(self, scale: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """(its rows, scale * N [up to `step`, n], the caller's to change until the next one).
+
+        scale: fp32 scalar.
+        """
+        old, new = MOMENTUM * scale, (1 - MOMENTUM) * scale
         for number, low in enumerate(self.edges):
-            tile = self.momentum[low : low + self.step] * MOMENTUM
+            momentum = self.momentum[low : low + self.step]
+            here = slice(low, low + len(momentum))
+            tile = torch.mul(momentum, old, out=self.room[: len(momentum)])
             if self.ids is None:
-                tile.add_(self.grad[low : low + self.step], alpha=1 - MOMENTUM)
+                tile.addcmul_(self.grad[here], new)
             else:
                 own = slice(self.parts[number], self.parts[number + 1])
-                part = self.grad[own].to(tile.dtype)
-                tile.index_add_(0, self.ids[own] - low, part, alpha=1 - MOMENTUM)
-            yield slice(low, low + len(tile)), tile
+                tile.index_add_(0, self.ids[own] - low, self.grad[own] * new)
+            yield here, tile
 
 
 def _balance(weight: Tensor, update: _Update, *, lr: float, group: Group) -> None:
     """Take N, balanced, from the weight.
 
-    row_i * N_ij * column_j is what it is after each round; a pass over the tiles ends one round
-    of the rows and gathers what the next one of the columns needs.
+    A pass over the tiles ends one round of the rows and begins the next one of the columns. The
+    squares are those of N over its mean row norm: a gradient's own would be too small for fp32.
     """
     rows, columns = weight.shape
     row = update.momentum.new_empty(rows)
     column = update.momentum.new_ones(columns)
-    for here, tile in update.tiles():
+    for here, tile in update.tiles(update.momentum.new_tensor(1.0)):
         torch.linalg.vector_norm(tile, dim=1, out=row[here])
     mean = _mean(row, group)
-    row = torch.where(row > LEAST_ROW * mean, _divisor(row).reciprocal_(), 0.0)
+    row = torch.where(row > LEAST_ROW * mean, _divisor(row).reciprocal_() * mean, 0.0).float()
+    scale = torch.where(mean > 0, 1 / mean, 0.0).float()
     for number in range(ROUNDS // 2):
         squares = torch.zeros(columns, dtype=torch.float64, device=row.device)
-        for here, tile in update.tiles():
-            tile.mul_(row[here, None]).mul_(column)
+        for here, tile in update.tiles(scale):
+            own, square = row[here], tile.square_()
             if number > 0:
-                _normalise(tile, row[here])
-            squares += tile.square_().sum(0, dtype=torch.float64)
+                _end_round(square, own, column)
+            squares += own.square() @ square
         group.all_reduce_sum(squares)
-        column.div_(_divisor(squares.sqrt_().to(column.dtype)))
+        column.div_(_divisor(column * squares.sqrt_().float()))
     size = SCALE * lr * columns**0.5
-    for here, tile in update.tiles():
-        tile.mul_(row[here, None]).mul_(column)
-        _normalise(tile, row[here])
-        weight[here].sub_(tile.to(weight.dtype), alpha=size)
+    for here, tile in update.tiles(scale):
+        own = row[here]
+        _end_round(tile.square(), own, column)
+        weight[here].addcmul_(tile.mul_(own[:, None]), column, value=-size)
 
 
-def _normalise(tile: Tensor, scale: Tensor) -> None:
-    """Divide the rows of a tile, and what they are scaled by, by their norms."""
-    divisor = _divisor(torch.linalg.vector_norm(tile, dim=1))
-    tile.div_(divisor[:, None])
-    scale.div_(divisor)
+def _end_round(square: Tensor, row: Tensor, column: Tensor) -> None:
+    """Divide the scales of a tile's rows by its row norms."""
+    row.div_(_divisor(row * (square @ column.square()).sqrt_()))
 
 
 def _mean(values: Tensor, group: Group) -> Tensor:

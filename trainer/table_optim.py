@@ -17,7 +17,7 @@ from model.engram.owners import OwnerStore
 from trainer.config import OptimConfig
 from trainer.sinkhorn import sinkhorn_step
 
-TILE_VALUES = 1 << 18  # of a tile's temporaries: 1 MB each
+TILE_VALUES = 1 << 16  # of a tile's temporaries: a quarter of a megabyte each
 
 
 class TableOptimizer(Protocol):
@@ -129,17 +129,18 @@ class SparseAdam(_Tables):
     def step(self, ids: Sequence[Tensor], grads: Sequence[Tensor], *, lr: float) -> None:
         for weight, state, rows, grad in self._tiles(ids, grads):
             steps = state["steps"].index_select(0, rows).add_(1)
+            state["steps"].index_copy_(0, rows, steps)
             first = state["exp_avg"].index_select(0, rows).lerp_(grad, 1 - self._beta1)
+            _put_rows(state["exp_avg"], rows, first)
             second = state["exp_avg_sq"].index_select(0, rows)
             second.mul_(self._beta2).addcmul_(grad, grad, value=1 - self._beta2)
-            state["steps"].index_copy_(0, rows, steps)
-            state["exp_avg"].index_copy_(0, rows, first)
-            state["exp_avg_sq"].index_copy_(0, rows, second)
+            _put_rows(state["exp_avg_sq"], rows, second)
+            # With u = sqrt(1 - beta2^t): m / (sqrt(v) / u + eps) is m u / (sqrt(v) + eps u).
             count = steps.double()[:, None]
-            unbiased = (1 - self._beta2**count).sqrt_().float()
-            size = (lr / (1 - self._beta1**count)).float()
-            change = first.div_(second.sqrt_().div_(unbiased).add_(self._eps)).mul_(size)
-            weight.index_add_(0, rows, change, alpha=-1)
+            unbiased = (1 - self._beta2**count).sqrt_()
+            size = (lr * unbiased / (1 - self._beta1**count)).float()
+            first.mul_(size).div_(second.sqrt_().add_((self._eps * unbiased).float()))
+            _put_rows(weight, rows, weight.index_select(0, rows).sub_(first))
 
 
 class RowwiseAdagrad(_Tables):
@@ -164,4 +165,12 @@ class RowwiseAdagrad(_Tables):
             total = state["sum_sq"].index_select(0, rows).add_(grad.square().mean(1))
             state["sum_sq"].index_copy_(0, rows, total)
             change = grad / total.sqrt_().add_(self._eps)[:, None]
-            weight.index_add_(0, rows, change, alpha=-lr)
+            _put_rows(weight, rows, weight.index_select(0, rows).sub_(change, alpha=lr))
+
+
+def _put_rows(table: Tensor, rows: Tensor, values: Tensor) -> None:
+    """table[rows] = values, for distinct rows."""
+    if table.shape[1] % 4 == 0 and table.device.type == "cpu":
+        # A CPU copies these element by element: sixteen bytes a time take half as long as four.
+        table, values = table.view(torch.complex128), values.view(torch.complex128)
+    table.index_copy_(0, rows, values)
