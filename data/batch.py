@@ -116,6 +116,11 @@ class Batch:
         """Positions that are no padding."""
         return int((self.seq_ids > 0).sum())
 
+    @property
+    def text_tokens(self) -> int:
+        """Those of them that stand in no image span."""
+        return int(((self.seq_ids > 0) & (self.token_types < 0)).sum())
+
     def shard(self, stretch: Stretch, *, pad_token_id: int) -> Batch:
         """One rank's columns; images are those that it was given already (`collate`). Rows are
         first widened with padding to a multiple of ranks * alignment: any number of ranks can take

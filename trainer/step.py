@@ -44,11 +44,13 @@ class StepSettings:
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """Of a whole step, over all ranks. slots: positions, padding included. index_queries: tokens
-    that choose among entries, counted in every layer whose indexer chooses."""
+    """Of a whole step, over all ranks. text: real tokens outside image spans. slots: positions,
+    padding included. index_queries: tokens that choose among entries, counted in every layer whose
+    indexer chooses."""
 
     valid: int
     real: int
+    text: int
     slots: int
     index_queries: int
 
@@ -58,6 +60,7 @@ class TokenCounts:
         mine = [
             sum(batch.valid_tokens for batch in batches),
             sum(batch.real_tokens for batch in batches),
+            sum(batch.text_tokens for batch in batches),
             sum(batch.labels.numel() for batch in batches),
             sum(
                 distilled_queries(model, seq_ids=batch.seq_ids, position_ids=batch.position_ids)
@@ -74,7 +77,7 @@ class StepResult:
     loss: mean over the step's labels, None when it had none. grad_norm: before clipping.
     expert_counts: int64 [layers, 2, experts], text and image tokens given to each expert.
     balance_loss: unweighted, mean over layers and over documents weighted by their tokens, 1 when
-    experts are evenly used; None when it is off. gate_mean: mean Engram gate over layers and real
+    experts are evenly used; None when it is off. gate_mean: mean Engram gate over layers and text
     tokens, None without Engram. index_loss: mean divergence of index scores from attention, in
     nats; index_recall: see `selection_recall`, mean over the queries measured; None when the
     indexer is frozen or nothing was measured. engram: what this rank's look-ups have cost.
@@ -127,7 +130,7 @@ def train_step(
         tokens=tokens,
         expert_counts=sums.experts,
         balance_loss=_balance_loss(sums, tokens, router),
-        gate_mean=sums.gates / tokens.real if learner.store.layers and tokens.real else None,
+        gate_mean=sums.gates / tokens.text if learner.store.layers and tokens.text else None,
         index_loss=_index_loss(sums, tokens, learner),
         index_recall=sums.recall / sums.recalled if sums.recalled else None,
         engram=learner.store.take_figures(),
@@ -136,7 +139,7 @@ def train_step(
 
 @dataclass(frozen=True)
 class Sums:
-    """Of a step's outputs, over all ranks; gates: mean over layers, summed over real tokens;
+    """Of a step's outputs, over all ranks; gates: mean over layers, summed over text tokens;
     recall: over `recalled` queries."""
 
     loss: float
@@ -178,8 +181,8 @@ def accumulate(
             floats[4:] += out.index_recall
         loss.backward()
         floats[0] += out.loss_sum.detach()
-        if rows and batch.real_tokens:
-            floats[1] += out.engram_gate_mean.detach().mean() * batch.real_tokens
+        if rows:
+            floats[1] += out.engram_gate_mean.detach().mean() * batch.text_tokens
         counts.append(out.expert_counts)
     experts = ranks.all_reduce_sum(torch.stack(counts).sum(0))
     loss, gates, balance, index, held, recalled = ranks.all_reduce_sum(floats).tolist()

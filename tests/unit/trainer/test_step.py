@@ -96,7 +96,7 @@ def test_a_step_without_labels_divides_by_nothing(learner, corpus):
     before = {name: tensor.clone() for name, tensor in learner.tensors().items()}
     result = train_step(learner, [padding(corpus)], SETTINGS, ranks=Ranks())
     assert (result.loss, result.grad_norm, result.gate_mean) == (None, 0.0, None)
-    assert result.tokens == TokenCounts(valid=0, real=0, slots=128, index_queries=0)
+    assert result.tokens == TokenCounts(valid=0, real=0, text=0, slots=128, index_queries=0)
     after = learner.tensors()
     assert all(bool(torch.isfinite(t.float()).all()) for t in after.values())
     assert torch.equal(after["model/embed.weight"], before["model/embed.weight"])
