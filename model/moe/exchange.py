@@ -82,8 +82,9 @@ class Round(NamedTuple):
             by_row[self.place[span.rows]] = row
             by_weight[self.place[span.rows]] = weight
 
-        own = {"by_w13": by_w13, "by_w2": by_w2, "put": put, "kept": kept}
-        run_backward(rows, grad, self.slots, experts, **own)
+        run_backward(
+            rows, grad, self.slots, experts, by_w13=by_w13, by_w2=by_w2, put=put, kept=kept
+        )
         return by_row, by_weight
 
 
@@ -127,13 +128,16 @@ class ExchangedExperts(torch.autograd.Function):
         trip, experts = ctx.trip, ExpertWeights(w13, w2, *ctx.settings)
         by_w13, by_w2 = torch.empty_like(w13), torch.empty_like(w2)
         rows_back, weights_back = [], []
-        own = {"by_w13": by_w13, "by_w2": by_w2, "kept": ctx.kept}
+        kept = ctx.kept
         for turn in trip.rounds:
-            rows = turn.send_rows(x) if ctx.kept is None else None
-            by_row, by_weight = turn.backward(rows, turn.send_rows(grad), experts, **own)
+            rows = turn.send_rows(x) if kept is None else None
+            by_y = turn.send_rows(grad)
+            by_row, by_weight = turn.backward(
+                rows, by_y, experts, by_w13=by_w13, by_w2=by_w2, kept=kept
+            )
             rows_back.append(turn.send_back(by_row))
             weights_back.append(turn.send_back(by_weight))
-            del rows, by_row
+            del rows, by_y, by_row
         by_weights = weights_back[0].new_zeros(ctx.shape)
         by_weights.view(-1)[trip.slot] = _in_order(weights_back, trip)
         back, size = _in_order(rows_back, trip), experts.workspace_bytes

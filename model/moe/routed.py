@@ -131,8 +131,7 @@ class RoutedExperts(torch.autograd.Function):
             by_x.index_add_(0, slots.row[span.rows], by_row.float())
 
         experts = ExpertWeights(w13, w2, *ctx.settings)
-        own = {"by_w13": by_w13, "by_w2": by_w2, "put": put, "kept": ctx.kept}
-        run_backward(x, grad, slots, experts, **own)
+        run_backward(x, grad, slots, experts, by_w13=by_w13, by_w2=by_w2, put=put, kept=ctx.kept)
         return by_x.to(x.dtype), by_weights, by_w13, by_w2, None, None, None
 
 

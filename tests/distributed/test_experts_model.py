@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from model.block import Block
 from model.config import ModelConfig, QatConfig, Recompute
 from model.engram.rows import EngramRows
 from model.init import init_weights
@@ -59,12 +60,13 @@ def micro_batch(
 def build(recompute: Recompute, mesh: Mesh, workspace: int) -> DeepseekV41:
     model = DeepseekV41(small(), distill=True, recompute=recompute, mesh=mesh)
     init_weights(model, seed=0, std=0.1)
-    for name, module in model.named_modules():
-        if name.endswith("ffn.experts"):
-            module.workspace_bytes = workspace
-            for key in ("w13", "w2"):
-                mine = getattr(module, key).data.chunk(mesh.ep.size)[mesh.ep.rank].clone()
-                setattr(module, key, nn.Parameter(mine))
+    for layer in model.layers:
+        assert isinstance(layer, Block)
+        experts = layer.ffn.experts
+        experts.workspace_bytes = workspace
+        for name, whole in list(experts.named_parameters()):
+            mine = whole.data.chunk(mesh.ep.size)[mesh.ep.rank].clone()
+            experts.register_parameter(name, nn.Parameter(mine))
     return model
 
 
