@@ -38,6 +38,7 @@ Options of the command:
   -m, --multirun     one run for each combination of values given as NAME=A,B
   --hydra-help       options of Hydra, which reads the command line
 
+Before a large run: dsv41 plan +experiment=... (bytes on every rank).
 Afterwards: dsv41 plot RUN (loss curves), dsv41 verify CASE (checks this installation).
 """
 

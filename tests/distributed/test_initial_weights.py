@@ -21,7 +21,7 @@ pytestmark = pytest.mark.xdist_group("ranks")
 MESHES = {
     "one owner": ParallelConfig(dp_shard=2, engram_owners=1),
     "replicas": ParallelConfig(dp_replicate=2, dp_shard=2, engram_owners=2),
-    "all ranks own rows": ParallelConfig(dp_replicate=2, dp_shard=2),
+    "experts divided twice": ParallelConfig(dp_shard=2, cp=2, ep=2),
 }
 
 
@@ -57,4 +57,6 @@ def test_the_ranks_hold_the_model_of_one(
     whole = sum(t.numel() for t in tensors(alone).values())
     for wrong, held in ranks.run(parallel.world, differences, config, alone):
         assert wrong == []
-        assert held < 1.4 * whole / parallel.dp_shard  # islands are whole on every rank
+        assert held < 1.4 * whole / (
+            parallel.dp_shard * parallel.cp
+        )  # islands are whole on every rank

@@ -58,7 +58,7 @@ def test_one_rank(tmp_path: Path, rule: str, name: str) -> None:
 
 MESHES = {
     "replicas": ParallelConfig(dp_replicate=2, dp_shard=2, engram_owners=2),
-    "one copy": ParallelConfig(dp_shard=4),
+    "experts divided twice": ParallelConfig(dp_shard=2, cp=2, ep=2),
 }
 
 
