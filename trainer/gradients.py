@@ -47,9 +47,13 @@ def gradient_norm(gradients: Sequence[Gradient], ranks: Ranks) -> float:
 
     Not finite when any element of any rank is not.
     """
-    total = torch.zeros((), dtype=torch.float64)
+    squares: dict[torch.device, list[Tensor]] = {}
     for gradient in gradients:
-        total += _squared_norm(gradient.local).cpu() / gradient.copies
+        own = _squared_norm(gradient.local) / gradient.copies
+        squares.setdefault(own.device, []).append(own)
+    total = torch.zeros((), dtype=torch.float64)
+    for found in squares.values():
+        total += torch.stack(found).sum().cpu()
     return math.sqrt(ranks.all_reduce_sum(total).item())
 
 

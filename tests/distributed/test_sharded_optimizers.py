@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import re
 from pathlib import Path
 
@@ -14,11 +15,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from model.config import ModelConfig
+from model.engram.owners import OwnerStore
+from model.parallel.mesh import build_mesh
 from model.transformer import DeepseekV41
 from tests.ranks import Ranks
 from trainer.config import OptimConfig
+from trainer.gradients import Gradient, clip, gradient_norm, parameter_gradients
 from trainer.optim import ParameterOptimizer, build_optimizer, optimizer_tensors
+from trainer.ranks import Ranks as TrainerRanks
 from trainer.sharding import is_island
+from trainer.table_optim import build_table_optimizer
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -163,3 +169,89 @@ def test_every_mesh_steps_like_one_rank(ranks: Ranks, alone, name, layout) -> No
     for key, tensor in expected.items():
         error = (found[key] - tensor).norm() / tensor.norm().clamp_min(1e-30)
         assert error <= 1e-6, key
+
+
+def norms(layout: Layout, bad: float | None) -> tuple[float, float, float]:
+    """(norm, norm again once clipped to 1, what the tables' rows alone have) of made-up gradients
+    of the model and of a table of 11 rows that the ranks divide; `bad`: in a row of the last."""
+    place = placer(layout)
+    with torch.device("meta"):
+        model = DeepseekV41(MODEL)
+    found: list[Gradient] = []
+    group = TrainerRanks.from_process_group()
+    for name, parameter in model.named_parameters():
+        empty = nn.Parameter(place(name, torch.zeros(parameter.shape)))
+        empty.grad = place(name, values(name, parameter))
+        found += parameter_gradients([empty], group)
+    table = torch.randn(11, 4, generator=torch.Generator().manual_seed(0)) * 100
+    share = -(-11 // layout.world)
+    mine = table[group.rank * share :][:share].clone()
+    if bad is not None and group.rank == layout.world - 1:
+        mine[0, 0] = bad
+    rows = Gradient(mine)
+    norm = gradient_norm([*found, rows], group)
+    clip([*found, rows], norm=norm, limit=1.0)
+    return norm, gradient_norm([*found, rows], group), gradient_norm([rows], group)
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(shard=3), Layout(replicate=2, ep=2), Layout(shard=2, ep=2)], ids=str
+)
+def test_the_norm_counts_every_element_once(ranks: Ranks, layout: Layout) -> None:
+    (whole,) = {norms(Layout(), None)}
+    for found in ranks.run(layout.world, norms, layout, None):
+        assert found == pytest.approx(whole, rel=1e-6)
+    assert whole[1] == pytest.approx(1.0, rel=1e-5)
+    for bad in (math.nan, math.inf):
+        told = ranks.run(layout.world, norms, layout, bad)
+        assert not any(math.isfinite(norm) for norm, _, _ in told)
+
+
+TABLE_OPTIM = {
+    rule: dataclasses.replace(OPTIM, eps=1e-6, tables=rule)
+    for rule in ("sinkhorn", "sparse_adam", "rowwise_adagrad")
+}
+
+
+def learn_tables(sizes: dict[str, int]) -> dict[str, Tensor]:
+    """Tables and their state, whole, after some steps by each rule."""
+    mesh = build_mesh(**sizes)
+    found = {}
+    for rule, optim in TABLE_OPTIM.items():
+        store = OwnerStore(MODEL, seed=3, mesh=mesh)
+        optimizer = build_table_optimizer(store, optim)
+        assert optimizer is not None
+        for step in range(STEPS):
+            ids, grads = [], []
+            for table, count in zip(store.primary, store.rows, strict=True):
+                random = torch.Generator().manual_seed(100 * table.layer + step)
+                rows = torch.randperm(count, generator=random)[: count // 3].sort().values
+                grad = torch.randn(len(rows), MODEL.engram_head_dim, generator=random)
+                own = (rows >= table.low) & (rows < table.low + len(table.weight))
+                ids.append(rows[own] - table.low)
+                grads.append(grad[own])
+            optimizer.step(ids, grads, lr=1e-2)
+        for index, table in enumerate(store.primary):
+            found[f"{rule} {table.layer}"] = store.as_global(index, table.weight)
+        found |= {f"{rule} {name}": tensor for name, tensor in optimizer.tensors().items()}
+    return {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in found.items()}
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"dp_shard": 3, "engram_owners": 3},
+        {"dp_replicate": 2, "dp_shard": 2, "engram_owners": 2},
+        {"dp_shard": 2, "engram_owners": 1},
+    ],
+    ids=str,
+)
+def test_tables_learn_as_on_one_rank(ranks: Ranks, sizes: dict[str, int]) -> None:
+    expected = learn_tables({})
+    world = sizes.get("dp_replicate", 1) * sizes["dp_shard"]
+    first, *others = ranks.run(world, learn_tables, sizes)
+    assert first.keys() == expected.keys()
+    for name, tensor in expected.items():
+        error = (first[name] - tensor).double().norm()
+        assert error <= 1e-6 * tensor.double().norm(), name
+        assert all(torch.equal(other[name], first[name]) for other in others)
