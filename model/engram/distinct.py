@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from model.parallel.group import Group
@@ -23,12 +24,18 @@ class Distinct:
     inverses: list[list[Tensor]]
 
     @classmethod
-    def of(cls, rows: Tensor) -> Distinct:
-        """Of one micro-batch, [B, S, layers, columns] int64 on the host."""
-        found = [
-            torch.unique(rows[:, :, index], return_inverse=True) for index in range(rows.shape[2])
-        ]
-        return cls([ids for ids, _ in found], [[inverse for _, inverse in found]])
+    def of(cls, batches: Sequence[Tensor]) -> Distinct:
+        """Of micro-batches [B, S, layers, columns] int64 on the host."""
+        ids, inverses = [], [[] for _ in batches]
+        for index in range(batches[0].shape[2]):
+            parts = [batch[:, :, index] for batch in batches]
+            every = torch.cat([part.flatten() for part in parts])
+            own, inverse = torch.unique(every, return_inverse=True)
+            ids.append(own)
+            pieces = inverse.split([part.numel() for part in parts])
+            for found, part, piece in zip(inverses, parts, pieces, strict=True):
+                found.append(piece.view(part.shape))
+        return cls(ids, inverses)
 
     @property
     def size(self) -> int:
@@ -59,7 +66,7 @@ def merged(parts: Sequence[Distinct]) -> Distinct:
 
 
 def agreed_windows(
-    parts: Sequence[Distinct],
+    batches: Sequence[Tensor],
     *,
     layers: Sequence[int],
     counts: Sequence[int],
@@ -70,31 +77,39 @@ def agreed_windows(
     `world`, but at least one micro-batch; as many windows on every rank. None = one window, and
     the ranks may have different numbers of micro-batches.
 
-    ValueError, the same on all ranks at once, names rows outside their table on any of them: a
-    wrong id would read another row in silence.
+    batches: [B, S, layers, columns] int64 on the host. ValueError, the same on all ranks at once,
+    names rows outside their table on any of them: a wrong id would read another row in silence.
     """
-    facts = [] if most is None else [part.size for part in parts]
-    sizes = len(facts)
-    for index in range(len(layers)):
-        own = [part.ids[index] for part in parts if len(part.ids[index])]
-        facts.append(max((int(ids[-1]) for ids in own), default=-1))
-        facts.append(-min((int(ids[0]) for ids in own), default=0))
-    found = torch.tensor(facts, dtype=torch.int64)
+    sizes = [] if most is None else [batch.numel() for batch in batches]
+    if most is None or sum(sizes) <= most:  # no row need be looked at twice
+        parts = [Distinct.of(batches)]
+    else:
+        parts = [Distinct.of([batch]) for batch in batches]
+        sizes = [part.size for part in parts]
+    ends = [end for index in range(len(layers)) for end in _ends(parts, index)]
+    facts = torch.tensor(sizes + ends, dtype=torch.int64)
     if world.size > 1:
-        torch.distributed.all_reduce(
-            found, op=torch.distributed.ReduceOp.MAX, group=world.process_group
-        )
-    facts = found.tolist()
-    ends = facts[sizes:]
+        dist.all_reduce(facts, op=dist.ReduceOp.MAX, group=world.process_group)
+    agreed = facts.tolist()
+    sizes, ends = agreed[: len(sizes)], agreed[len(sizes) :]
     for layer, count, high, low in zip(layers, counts, ends[::2], ends[1::2], strict=True):
         if high >= count or -low < 0:
             raise ValueError(
                 f"Engram row ids of layer {layer} reach from {-low} to {high}, outside its {count} "
                 "rows: the batch was hashed for another geometry"
             )
-    if most is None:
-        return [merged(parts)]
-    return [merged(parts[cut]) for cut in _cuts(facts[:sizes], most=most)]
+    cuts = [slice(None)] if most is None else _cuts(sizes, most=most)
+    if len(parts) == len(batches):
+        return [merged(parts[cut]) for cut in cuts]
+    # Other ranks may need smaller windows than this one.
+    return parts if len(cuts) == 1 else [Distinct.of(batches[cut]) for cut in cuts]
+
+
+def _ends(parts: Sequence[Distinct], index: int) -> tuple[int, int]:
+    """The highest row of a layer, and minus the lowest."""
+    read = [part.ids[index] for part in parts if len(part.ids[index])]
+    low = min((int(ids[0]) for ids in read), default=0)
+    return max((int(ids[-1]) for ids in read), default=-1), -low
 
 
 def _cuts(sizes: Sequence[int], *, most: int) -> list[slice]:

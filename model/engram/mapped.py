@@ -116,9 +116,8 @@ class MappedStore:
         return parts, self._begin(parts[0])
 
     def _divided(self, rows: Sequence[Tensor], *, most: int | None) -> list[Distinct]:
-        parts = [Distinct.of(batch) for batch in rows]
         return agreed_windows(
-            parts, layers=self.layers, counts=self.rows, most=most, world=self._world
+            rows, layers=self.layers, counts=self.rows, most=most, world=self._world
         )
 
     def _begin(self, part: Distinct) -> Future[Window]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from model.config import ModelConfig
-from model.engram.distinct import Distinct, agreed_windows
+from model.engram.distinct import agreed_windows
 from model.engram.division import Division
 from model.engram.exchange import Exchange, Pending
 from model.engram.init import fill_rows
@@ -220,9 +220,8 @@ class OwnerStore:
         return self._plan(rows, most=self._most)
 
     def _plan(self, rows: list[Tensor], *, most: int | None) -> StepPlan:
-        parts = [Distinct.of(batch) for batch in rows]
         windows = agreed_windows(
-            parts, layers=self.layers, counts=self.rows, most=most, world=self._exchange.hosts
+            rows, layers=self.layers, counts=self.rows, most=most, world=self._exchange.hosts
         )
         self._figures.lookup_bytes += self._exchange.take_sent()
         return StepPlan(windows, division=self._division, exchange=self._exchange)

@@ -18,8 +18,7 @@ def micro_batches(seed: int, shapes: list[int]) -> list[Tensor]:
 
 
 def windows_of(rows: list[Tensor], most: int | None, counts=(30, 30)) -> list[Distinct]:
-    parts = [Distinct.of(batch) for batch in rows]
-    return agreed_windows(parts, layers=(1, 3), counts=counts, most=most, world=Group())
+    return agreed_windows(rows, layers=(1, 3), counts=counts, most=most, world=Group())
 
 
 @settings(deadline=None, max_examples=40)
@@ -51,13 +50,14 @@ def test_windows_hold_each_row_once_and_give_every_read(seed, shapes, most) -> N
 @settings(deadline=None, max_examples=20)
 @given(st.integers(0, 99), st.lists(st.integers(1, 6), min_size=2, max_size=6), st.data())
 def test_merging_in_any_order_gives_one_window(seed, shapes, data) -> None:
-    parts = [Distinct.of(batch) for batch in micro_batches(seed, shapes)]
+    rows = micro_batches(seed, shapes)
+    parts = [Distinct.of([batch]) for batch in rows]
     cut = data.draw(st.integers(1, len(parts) - 1))
     whole, halves = merged(parts), merged([merged(parts[:cut]), merged(parts[cut:])])
-    for one, other in zip(whole.ids, halves.ids, strict=True):
-        assert torch.equal(one, other)
-    for one, other in zip(whole.inverses, halves.inverses, strict=True):
-        assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+    for other in (halves, Distinct.of(rows)):
+        assert all(torch.equal(*pair) for pair in zip(whole.ids, other.ids, strict=True))
+        for one, two in zip(whole.inverses, other.inverses, strict=True):
+            assert all(torch.equal(*pair) for pair in zip(one, two, strict=True))
 
 
 def test_windows_are_as_large_as_they_may_be() -> None:

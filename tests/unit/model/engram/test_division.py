@@ -43,7 +43,7 @@ def test_a_plan_numbers_rows_as_their_holders_do(division, seed, reads) -> None:
     dice = torch.Generator().manual_seed(seed)
     drawn = [torch.randint(0, count, (1, reads, 1), generator=dice) for count in rows]
     asked = torch.stack(drawn, dim=2)
-    plan = WindowPlan.of(Distinct.of(asked), made)
+    plan = WindowPlan.of(Distinct.of([asked]), made)
     assert plan.ends[0] == 0 and plan.ends[-1] == plan.distinct.size
     # Walk the holders' rows, layer after layer, and see who is asked for what.
     stands: dict[tuple[int, int], int] = {}
