@@ -76,6 +76,7 @@ class Experts(nn.Module):
         w13, w2 = _local(self.w13).to(x.dtype), _local(self.w2).to(x.dtype)
         settings = self.limit, self.workspace_bytes
         if self.ep.size > 1:
+            assert len(w13) * self.ep.size == routing.counts.shape[-1], "experts are not cut"
             tensors = x, routing.weights, w13, w2, known
             return ExchangedExperts.apply(*tensors, routing, settings, self.ep)
         return RoutedExperts.apply(x, routing.weights, w13, w2, known, routing, settings)
