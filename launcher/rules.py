@@ -101,6 +101,19 @@ def tokenizer_fits_model_and_kinds(data: DataConfig, model: ModelConfig) -> list
     return encoding_problems(data, model)
 
 
+def owners_can_number_their_rows(model: ModelConfig, parallel: ParallelConfig) -> list[str]:
+    few = sum(model.engram_num_embeddings) < 2**31  # for one owner too
+    if few or model.engram.store == "mapped" or parallel.owners < 1:
+        return []
+    from model.engram.division import Division
+
+    try:
+        Division(model.engram_num_embeddings, parallel.owners)
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
 def weights_fit_model(model: ModelConfig) -> list[str]:
     if not model.weights:
         return []
@@ -173,6 +186,7 @@ RULES: tuple[Rule, ...] = (
     *MESH_RULES,
     evaluation_has_documents,
     tables_have_their_sizes,
+    owners_can_number_their_rows,
     weights_fit_model,
     mapped_tables_fit_model,
     model_fits_memory,
@@ -185,4 +199,5 @@ PLAN_RULES: tuple[Rule, ...] = (
     *MESH_RULES,
     evaluation_has_documents,
     tables_have_their_sizes,
+    owners_can_number_their_rows,
 )

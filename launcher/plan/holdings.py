@@ -149,9 +149,10 @@ def _tables(config: TrainerConfig) -> tuple[list[Held], int]:
     if not model.engram_layers:
         return [], 0
     learns = model.engram.store != "mapped" and config.optim.table_rule != "frozen"
+    less = "a larger parallel.cp, or a smaller parallel.engram_window_bytes"
     windows = np.full(mesh.world, _windows(config, learns=learns), dtype=np.int64)
     held = [
-        Held("Engram windows", windows, "a smaller parallel.engram_window_bytes", True),
+        Held("Engram windows", windows, less, True),
     ]
     if model.engram.store == "mapped":
         return held, 0
@@ -207,13 +208,13 @@ def tokens_of_a_rank(config: TrainerConfig) -> int:
 
 
 def _windows(config: TrainerConfig, *, learns: bool) -> int:
-    """Two windows of fetched rows, fp32, and their gradients: one in use and one on its way. Not
-    more than a step reads."""
+    """Two windows of fetched rows, fp32, and their gradients: one in use and one on its way. A
+    window takes a micro-batch whole, here one that reads no row twice."""
     model = config.model
     row = model.engram_head_dim * _FP32 * (2 if learns else 1)
     reads = tokens_of_a_rank(config) * model.engram_columns * len(model.engram_layers)
-    window = max(min(config.parallel.engram_window_bytes // row, reads * _micro_batches(config)), 1)
-    return 2 * window * row
+    window = max(config.parallel.engram_window_bytes // row, reads)
+    return min(2 * window, reads * _micro_batches(config)) * row
 
 
 def _micro_batches(config: TrainerConfig) -> int:

@@ -16,6 +16,7 @@ NOT_COUNTED = (
     "activations inside a layer",
     "the gradients of the Engram rows that a step reads",
     "images in the tower",
+    "what an optimiser needs while it steps",
     "buffers of the communication library",
     "fragmentation",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from omegaconf import DictConfig
 from safetensors.torch import save_file
 
 from launcher.problems import ConfigProblems
+from launcher.rules import owners_can_number_their_rows
 from launcher.validate import validate
+from trainer.config import ParallelConfig
 
 Composed = Callable[..., DictConfig]
 GOLDEN_TOKENIZER = Path(__file__).parents[2] / "golden" / "tokenizer.json"
@@ -147,6 +150,14 @@ def test_all_that_a_mesh_does_not_divide_is_told_at_once(composed: Composed) -> 
         "parallel.ep",
         "train.packs_per_step",
     ]
+
+
+def test_one_owner_of_more_rows_than_it_can_number(composed: Composed) -> None:
+    model = validate(composed("+experiment=tiny"), environ={}).model
+    huge = dataclasses.replace(model, engram_num_embeddings=(2**31, 2**31))
+    (told,) = owners_can_number_their_rows(huge, ParallelConfig())
+    assert "parallel.engram_owners=1 leaves 4,294,967,296 Engram rows to one rank" in told
+    assert owners_can_number_their_rows(huge, ParallelConfig(dp_shard=4)) == []
 
 
 def test_a_model_too_big_for_the_machine(composed: Composed) -> None:
