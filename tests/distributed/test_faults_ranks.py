@@ -28,8 +28,7 @@ SICK = 1  # the rank that something happens to
 MESHES = {
     "sharded": ParallelConfig(dp_shard=2),
     "replicated": ParallelConfig(dp_replicate=2),
-    "experts": ParallelConfig(dp_shard=2, ep=2),
-    "experts, run again": ParallelConfig(dp_shard=2, ep=2, recompute="selective"),
+    "experts": ParallelConfig(dp_shard=2, ep=2, recompute="selective"),
 }
 
 
@@ -154,8 +153,8 @@ def test_a_rank_with_padding_alone_adds_nothing(ranks: Pool, tmp_path: Path) -> 
     alone = trainer_config(tmp_path)
     wanted = steps_with_padding(alone)
     assert [loss is None for loss, _, _ in wanted] == [False, False, True]
-    for mesh in MESHES.values():
-        config = dataclasses.replace(alone, parallel=mesh)
+    for mesh in ("replicated", "experts"):
+        config = dataclasses.replace(alone, parallel=MESHES[mesh])
         for found in ranks.run(2, steps_with_padding, config):
             for (loss, norm, labels), (own_loss, own_norm, own_labels) in zip(
                 wanted, found, strict=True
