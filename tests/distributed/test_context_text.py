@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from data.batch import Stretch
 from model.config import QatConfig
 from model.layout import ModelInputs
 from model.parallel.mesh import build_mesh
@@ -97,6 +98,41 @@ def test_the_published_types(ranks: Ranks) -> None:
         assert relative(found.figures["index_loss"], wanted.figures["index_loss"]) < 0.05
         for name in ("head.weight", "layers.5.attn.wkv.weight", "layers.4.attn.indexer.wk.weight"):
             assert relative(found.grads[name], wanted.grads[name]) < 0.3, name
+
+
+def selections(case: Case, world: int, ties: bool) -> list[Tensor]:
+    """What each index source selects, [B * S, topk] over whole rows."""
+    mesh = build_mesh(cp=world)
+    rig = case.rig(mesh)
+    batch = case.batch(rig, Stretch(mesh.cp.rank, world, rig.config.alignment))
+    found: list[Tensor] = []
+
+    def keep(module, args, out) -> None:
+        if out.published is not None:
+            found.append(out.published.selected)
+
+    for layer in rig.model.layers:
+        layer.get_submodule("attn").register_forward_hook(keep)
+        if ties and layer.get_submodule("attn").role in ("source", "reindex"):
+            layer.get_submodule("attn.indexer.weights_proj").weight.data.zero_()
+    with torch.no_grad():
+        window = rig.store.open_window([batch.engram_rows])
+        rig.model(model_inputs(batch), engram=window.rows(0), head=False)
+    rows = len(case.rows)
+    parts = [mesh.cp.all_gather(part.unflatten(0, (rows, -1))) for part in found]
+    return [part.transpose(0, 1).flatten(0, 2) for part in parts]
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_what_is_selected_is_the_same(ranks: Ranks, ties: bool) -> None:
+    """With `ties` all scores are 0, and the lower positions win."""
+    case = Case([documents(50, 13), documents(2, 61)], width=64, changes={"index_topk": 4})
+    wanted = selections(case, 1, ties)
+    assert len(wanted) == 3
+    for found in ranks.run(4, selections, case, 4, ties):
+        assert all(torch.equal(*pair) for pair in zip(found, wanted, strict=True))
+    last = wanted[0][49].tolist()
+    assert (last == [0, 1, 2, 3]) == ties
 
 
 def whole_rows(case: Case) -> tuple[Tensor, str]:
