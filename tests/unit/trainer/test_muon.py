@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.memory import peak_bytes
 from trainer import muon
 from trainer.muon import MOMENTUM, Muon, orthogonalised
 
@@ -53,3 +54,15 @@ def test_the_size_of_an_update_follows_the_longer_side():
         weight, _ = step(torch.zeros(shape), torch.zeros(shape), g, (shape[0],))
         # 16 singular values of 0.1 * 0.18 * sqrt(64).
         assert weight.norm().item() == pytest.approx(0.1 * 0.18 * 8 * 4, rel=0.05)
+
+
+def test_a_step_holds_a_batch_of_matrices_at_a_time_and_no_more(monkeypatch):
+    monkeypatch.setattr(muon, "BATCH_BYTES", 2 * 4 * 64 * 64)
+    peaks = []
+    for experts in (2, 20):
+        weight = torch.nn.Parameter(torch.ones(experts, 64, 64))
+        weight.grad = torch.ones_like(weight)
+        optimizer = Muon([("w", weight)], [(64,)], lr=0.1)
+        optimizer.step()
+        peaks.append(peak_bytes(optimizer.step))
+    assert peaks[1] <= 1.1 * peaks[0]

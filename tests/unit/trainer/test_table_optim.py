@@ -15,6 +15,7 @@ from data.batch import Batch
 from data.corpus import load_corpus
 from data.loader import batches
 from model.parallel.mesh import Mesh
+from tests.memory import peak_bytes
 from trainer import table_optim
 from trainer.config import TrainerConfig
 from trainer.learner import build_learner
@@ -111,21 +112,6 @@ def test_state_is_named_by_layer_and_has_its_size():
     assert {n: tuple(t.shape) for n, t in adagrad.items()} == {
         "layers.1.engram.embed/sum_sq": (ROWS,)
     }
-
-
-def peak_bytes(step) -> int:
-    """The most that a call holds at a time beyond what there was, by torch's own allocator."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
-        step()
-    held = most = 0
-    results = trace.profiler.kineto_results
-    for event in sorted(results.events(), key=lambda e: e.start_ns()):
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
-    return most
 
 
 @pytest.mark.parametrize("rule", RULES)
