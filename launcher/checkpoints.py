@@ -171,9 +171,17 @@ def _checkpoints(folder: Path) -> Path:
 def _folders(folder: Path) -> list[Path]:
     if step_of(folder) is not None and folder.is_dir():
         return [folder]
-    place = _checkpoints(folder)
+    return _saves(_checkpoints(folder))
+
+
+def _saves(place: Path) -> list[Path]:
     others = [p for p in place.glob("step_*") if p.is_dir() and step_of(p) is None]
     return [*finished(place), *sorted(others)]
+
+
+def entries(folder: Path) -> list[Entry]:
+    """What lies in a run's folder of checkpoints, by names and sizes; nothing is read."""
+    return [_entry(path, verify=False) for path in _saves(folder)]
 
 
 def _entry(path: Path, *, verify: bool) -> Entry:

@@ -7,11 +7,13 @@ import json
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from data.cache.prepare import PreparedSource
 from launcher import freeze
@@ -21,6 +23,8 @@ from launcher.problems import Stop
 from launcher.run_config import RunConfig
 from trainer.exit_codes import ExitCode
 from trainer.outcome import Outcome
+
+LOOKS_S = 0.3  # a look at the lock, see is_held, is over long before
 
 
 @dataclass(frozen=True)
@@ -85,14 +89,33 @@ class RunFolder:
         """
         handle = os.open(self.path, os.O_RDONLY)
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-            else:
-                yield True
+            deadline = time.monotonic() + LOOKS_S
+            while not (ours := _locked(handle, fcntl.LOCK_EX)) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            yield ours
         finally:
             os.close(handle)
+
+    def is_held(self) -> bool:
+        """Whether a process that can be seen from this machine holds the run."""
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            return not _locked(handle, fcntl.LOCK_SH)
+        finally:
+            os.close(handle)
+
+    @property
+    def lineage_file(self) -> Path:
+        return self.path / "lineage.json"
+
+    def lineage(self) -> dict[str, Any] | None:
+        """{parent: folder, step}: the run and step that this one began with; None for a run that
+        began with nothing."""
+        try:
+            found = json.loads(self.lineage_file.read_text("utf-8"))
+            return {"parent": str(found["parent"]), "step": int(found["step"])}
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
 
 @dataclass(frozen=True)
@@ -124,6 +147,11 @@ class Attempt:
             return None
         given = json.loads(self.data_file.read_text("utf-8"))
         return [PreparedSource.from_dict(source) for source in given]
+
+    @property
+    def stop_file(self) -> Path:
+        """Its presence asks the ranks to save and end."""
+        return self.path / "stop"
 
     def outcome_file(self, rank: int) -> Path:
         return self.path / f"outcome-{rank:05d}.json"
@@ -227,6 +255,14 @@ def runs_of(config: RunConfig) -> list[RunFolder]:
     found = [p for p in config.home.iterdir() if (p / "config.yaml").is_file() and p.name[0] != "."]
     found.sort(key=lambda p: ((p / "config.yaml").stat().st_mtime_ns, p.name), reverse=True)
     return [RunFolder(p) for p in found]
+
+
+def _locked(handle: int, kind: int) -> bool:
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _remove(folder: Path, *, parents: Sequence[Path]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 
 from trainer.exit_codes import ExitCode
@@ -14,8 +15,11 @@ COMMANDS = {
     "data": ("launcher.data_tools.command", "prepare, inspect or check the data of a run"),
     "export": ("launcher.export", "write a run's model as a folder of safetensors"),
     "generate": ("launcher.generate", "sample text from a run's newest checkpoint"),
+    "logs": ("launcher.runs.logs", "what a rank printed, or prints"),
     "plan": ("launcher.plan.command", "bytes per rank and the mesh of a run, before it starts"),
     "plot": ("trainer.plot", "draw the loss curves of runs to a PNG"),
+    "runs": ("launcher.runs.listing", "a table of all runs"),
+    "status": ("launcher.runs.status", "what a run is doing, how it got there, what to do next"),
     "verify": ("launcher.verify.command", "check this installation against reference cases"),
 }
 
@@ -41,6 +45,9 @@ def main(argv: list[str] | None = None) -> int:
         return module.run(parser.parse_intermixed_args(rest))
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
+    except BrokenPipeError:  # whoever read the output has gone: head, a pager
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.DONE
 
 
 if __name__ == "__main__":
