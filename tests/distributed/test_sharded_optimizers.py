@@ -8,6 +8,7 @@ import json
 import math
 import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -16,9 +17,11 @@ from torch import Tensor, nn
 
 from model.config import ModelConfig
 from model.engram.owners import OwnerStore
+from model.parallel.group import Group
 from model.parallel.mesh import build_mesh
 from model.transformer import DeepseekV41
 from tests.ranks import Ranks
+from trainer import muon
 from trainer.config import OptimConfig
 from trainer.gradients import Gradient, clip, gradient_norm, parameter_gradients
 from trainer.optim import ParameterOptimizer, build_optimizer, optimizer_tensors
@@ -169,6 +172,41 @@ def test_every_mesh_steps_like_one_rank(ranks: Ranks, alone, name, layout) -> No
     for key, tensor in expected.items():
         error = (found[key] - tensor).norm() / tensor.norm().clamp_min(1e-30)
         assert error <= 1e-6, key
+
+
+def travel(blocks: tuple[int, ...]) -> tuple[list[int], int]:
+    """(how many matrices this rank orthogonalises at a time, rows that it sends) of five [6, 4]
+    over two ranks."""
+    place = placer(Layout(shard=2))
+    named = [(str(n), nn.Parameter(place("w", torch.randn(6, 4)))) for n in range(5)]
+    for name, weight in named:
+        weight.grad = place("w", values(name, weight))
+    batches, rows = [], []
+    orthogonalised, send_rows = muon.orthogonalised, Group.all_to_all_rows
+
+    def counting(matrices: Tensor) -> Tensor:
+        batches.append(len(matrices))
+        return orthogonalised(matrices)
+
+    def sending(self: Group, tensor: Tensor, *, send, receive) -> Tensor:
+        rows.append(sum(send) - send[self.rank])
+        return send_rows(self, tensor, send=send, receive=receive)
+
+    with (
+        mock.patch.object(muon, "orthogonalised", counting),
+        mock.patch.object(Group, "all_to_all_rows", sending),
+        mock.patch.object(muon, "BATCH_BYTES", 2 * 4 * 6 * 4),
+    ):
+        muon.Muon(named, [blocks] * len(named), lr=0.1).step()
+    return batches, sum(rows)
+
+
+def test_whole_matrices_are_shared_out_and_heads_in_a_shard_stay(ranks: Ranks) -> None:
+    # Four matrices at a time, two a rank; every rank sends its half of what is not its own, and
+    # gets that back.
+    assert ranks.run(2, travel, (6,)) == [([2, 1], 6 + 9), ([2, 0], 9 + 6)]
+    # A head of three rows is whole on one rank; four of them fit a batch.
+    assert ranks.run(2, travel, (3, 3)) == [([4, 1], 0)] * 2
 
 
 def norms(layout: Layout, bad: float | None) -> tuple[float, float, float]:
