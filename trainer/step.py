@@ -119,10 +119,11 @@ def train_step(
     reduce_islands(learner.model, ranks)
     tables = learner.store.collect()
     norm = _limit_gradient(learner, tables, sums.loss, clip_norm=settings.clip_norm, ranks=ranks)
+    # Tables first: the next step's rows travel while the parameters learn.
+    _update_tables(learner, tables, lr=settings.table_lr)
     set_learning_rate(learner.optimizer, settings.lr)
     learner.optimizer.step()
     learner.optimizer.zero_grad()
-    _update_tables(learner, tables, lr=settings.table_lr)
     balance_routers(learner.model, sums.experts, rate=router.bias_update_rate)
     return StepResult(
         loss=sums.loss / tokens.valid if tokens.valid else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -95,11 +95,12 @@ class Division:
         return [torch.tensor([own[index] for own in every]) for index in range(len(self.rows))]
 
 
-def _total(ranges) -> int:
+def _total(ranges: Iterable[tuple[int, int]]) -> int:
     return sum(high - low for low, high in ranges)
 
 
-def _offsets(ranges) -> Sequence[int]:
+def _offsets(ranges: Iterable[tuple[int, int]]) -> list[int]:
+    """What turns a row into its number where these ranges are counted one after another."""
     found, before = [], 0
     for low, high in ranges:
         found.append(before - low)

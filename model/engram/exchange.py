@@ -41,10 +41,10 @@ class Exchange:
         if self.size == 1:
             return
         # A device's backend may be one that knows no host memory.
-        self._rows = dist.new_group()
-        hosts = self._rows if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
-        assert isinstance(hosts, dist.ProcessGroup)
-        self.hosts = Group(world.rank, world.size, hosts)
+        rows = dist.new_group()
+        hosts = rows if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+        assert isinstance(rows, dist.ProcessGroup) and isinstance(hosts, dist.ProcessGroup)
+        self._rows, self.hosts = rows, Group(world.rank, world.size, hosts)
         self._probe()
 
     def all_to_all(self, numbers: Tensor) -> Tensor:

@@ -102,7 +102,10 @@ class OwnerStore:
     def read_ahead(self, rows: list[Tensor]) -> None:
         """Begin what `windows` will need for these very tensors, all but values that a step may
         still change. All ranks together."""
-        self._ahead.append((rows, self._plan(rows, most=self._most)))
+        plan = self._plan(rows, most=self._most)
+        self._ahead.append((rows, plan))
+        if not self.learns:
+            self._fetch_first(plan)
 
     def windows(self, rows: list[Tensor]) -> Iterator[Window]:
         """The windows of a step's micro-batches, each [B, S, Engram layers, columns] int64.
@@ -116,7 +119,7 @@ class OwnerStore:
             self._settle(plan)
             if self.learns:
                 self._sums = GradientSums(plan, exchange=self._exchange, device=self._table.device)
-            following: tuple[Pending, Tensor] | None = self._fetch(plan, 0)
+            following, plan.first = plan.first or self._fetch(plan, 0), None
         for number in range(len(plan.windows)):
             with self._waiting():
                 assert following is not None
@@ -157,17 +160,19 @@ class OwnerStore:
         """Hand changed rows that this rank masters to the ranks that own copies of them.
 
         ids: by layer [n] int64, relative to PrimaryTable.low; None = all rows. All ranks call it
-        together, after every change of primary weights and before the next look-up.
+        together, after every change of primary weights and before the next look-up. Then the first
+        window of what `read_ahead` has announced begins to travel.
         """
-        peers = self._copies()
-        if not peers:
-            return
+        assert all(plan.first is None for _, plan in self._ahead)
         self._figures.lookup_bytes += self._exchange.take_sent()
+        peers = self._copies()
         if ids is None:
             self._publish_all(peers)
-        else:
+        elif peers:
             self._publish_rows(ids, peers)
         self._figures.replica_bytes += self._exchange.take_sent()
+        for _, plan in self._ahead[:1]:
+            self._fetch_first(plan)
 
     def as_global(self, index: int, tensor: Tensor) -> Tensor:
         """`tensor` [n, ...] of the primary rows of the index-th layer, as what all ranks hold
@@ -232,6 +237,12 @@ class OwnerStore:
         self._figures.distinct += sum(window.distinct.size for window in plan.windows)
         self._figures.lookup_bytes += plan.sent
 
+    def _fetch_first(self, plan: StepPlan) -> None:
+        self._figures.lookup_bytes += self._exchange.take_sent()
+        plan.settle()
+        plan.first = self._fetch(plan, 0)
+        plan.sent += self._exchange.take_sent()
+
     def _fetch(self, plan: StepPlan, number: int) -> tuple[Pending, Tensor]:
         """Begin to fetch a window's values [U, head_dim], and to send others theirs."""
         me = self._exchange.rank
@@ -287,7 +298,9 @@ class OwnerStore:
         for index, weight in enumerate(self.weight):
             first = self._owned[index][0]
 
-            def rows(rank: int, index: int = index, weight: Tensor = weight, first: int = first):
+            def rows(
+                rank: int, index: int = index, weight: Tensor = weight, first: int = first
+            ) -> Tensor:
                 low, high = self._mastered(index, rank)
                 return weight[low - first : high - first]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model.engram.distinct import Distinct
 from model.engram.division import Division
-from model.engram.exchange import Exchange
+from model.engram.exchange import Exchange, Pending
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,8 @@ class StepPlan:
 
     All ranks make it together, while the step before computes: it reads no value. Ids travel as
     int32 row numbers of their holder, once to the owner and, where that is another rank, once to
-    the primary. sent: bytes that making it has sent.
+    the primary. sent: bytes that making it has sent. first: the first window's values, once they
+    are on their way.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class StepPlan:
         same = division.replicas == 1
         self.given = self.asked if same else self._requests(given, counts[:, 1])
         self.sent = exchange.take_sent()
+        self.first: tuple[Pending, Tensor] | None = None
 
     def by_owner(self, window: int, buffer: Tensor) -> dict[int, Tensor]:
         """A window's buffer [U, ...] cut by the ranks that own its rows, in rank order."""
