@@ -64,7 +64,15 @@ class LiveSource:
         pass
 
     def data(self, item: WriteItem) -> Tensor:
-        return slice_of(self._shards, item)
+        return _alone(slice_of(self._shards, item))
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """The same memory as a tensor that has no more than its own: torch's writer would copy what is
+    part of a larger one."""
+    if tensor.device.type != "cpu" or not tensor.is_contiguous() or not tensor.dim():
+        return tensor
+    return torch.from_numpy(tensor.view(torch.uint8).numpy()).view(tensor.dtype)
 
 
 def slice_of(shards: Mapping[str, Shard], item: WriteItem) -> Tensor:

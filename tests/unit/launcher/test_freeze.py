@@ -136,3 +136,11 @@ def test_differences_name_settings(tiny: RunConfig) -> None:
     other = replace(tiny, id="x", seed=7, train=replace(tiny.train, steps=9))
     found = freeze.differences(tiny, other, skip=frozenset({"id"}))
     assert found == ["seed: 1 -> 7", f"train.steps: {tiny.train.steps} -> 9"]
+
+
+def test_a_setting_may_be_named_by_a_word_of_python(tiny: RunConfig) -> None:
+    changed = replace(tiny, checkpoint=replace(tiny.checkpoint, async_=True))
+    text = freeze.to_yaml(changed)
+    assert "\n  async: true\n" in text and "async_" not in text
+    assert freeze.from_yaml(text, where="here") == changed
+    assert freeze.differences(tiny, changed) == ["checkpoint.async: False -> True"]

@@ -9,7 +9,7 @@ import signal
 import pytest
 import torch
 
-from trainer import loop, start
+from trainer import faults, loop, start
 from trainer.checkpoint.store import Checkpoints
 from trainer.config import DataConfig
 from trainer.exit_codes import ExitCode
@@ -212,11 +212,23 @@ def test_ctrl_c_while_the_data_are_read(config, tmp_path, monkeypatch):
     assert (outcome.code, outcome.step) == (ExitCode.INTERRUPTED, 0)
 
 
-def test_a_diverged_run_keeps_the_good_checkpoint(config, tmp_path):
+def test_saves_in_the_background_change_nothing(config, through, tmp_path):
+    checkpoint = dataclasses.replace(config.checkpoint, every=3, async_=True, staging_mb=1)
+    said = []
+    outcome = train(dataclasses.replace(config, checkpoint=checkpoint), tmp_path, say=said.append)
+    assert outcome.code == ExitCode.DONE
+    saved = [int(line.split()[1].rstrip(":")) for line in said if ": saved " in line]
+    assert saved == [3, 6, 9, 12, 15, 16]
+    assert saved_steps(tmp_path) == [15, 16]
+    assert_same_end(config, tmp_path, through)
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["waited for", "in the background"])
+def test_a_diverged_run_keeps_the_good_checkpoint(config, tmp_path, background):
     wild = dataclasses.replace(
         config,
         optim=dataclasses.replace(config.optim, lr=1e30, warmup_steps=0),
-        checkpoint=dataclasses.replace(config.checkpoint, every=1, keep=1),
+        checkpoint=dataclasses.replace(config.checkpoint, every=1, keep=1, async_=background),
     )
     outcome = train(wild, tmp_path)
     assert outcome.code == ExitCode.DIVERGED
@@ -229,6 +241,19 @@ def test_a_diverged_run_keeps_the_good_checkpoint(config, tmp_path):
 
 def no_space(*args, **kwargs):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_disk_that_fills_up_in_the_background_ends_the_run_at_a_later_step(config, tmp_path):
+    checkpoint = dataclasses.replace(config.checkpoint, every=2, async_=True)
+    faults.arm("disk-full@save.slice,step=4")
+    try:
+        outcome = train(dataclasses.replace(config, checkpoint=checkpoint), tmp_path)
+    finally:
+        faults.arm("")
+    assert (outcome.code, outcome.reason) == (ExitCode.IO_ERROR, "disk full")
+    assert outcome.step in (5, 6)  # at the next border, or where the next save is due
+    assert "saving step 4: the disk at /" in outcome.message
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_00000002"]
 
 
 def test_a_disk_that_fills_up_ends_the_run_with_the_old_checkpoint(config, tmp_path, monkeypatch):
