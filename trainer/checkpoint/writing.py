@@ -70,9 +70,10 @@ class LiveSource:
 def _alone(tensor: Tensor) -> Tensor:
     """The same memory as a tensor that has no more than its own: torch's writer would copy what is
     part of a larger one."""
-    if tensor.device.type != "cpu" or not tensor.is_contiguous() or not tensor.dim():
+    if tensor.device.type != "cpu" or not tensor.is_contiguous() or not tensor.numel():
         return tensor
-    return torch.from_numpy(tensor.view(torch.uint8).numpy()).view(tensor.dtype)
+    flat = torch.from_numpy(tensor.view(-1).view(torch.uint8).numpy())
+    return flat.view(tensor.dtype).view(tensor.shape)
 
 
 def slice_of(shards: Mapping[str, Shard], item: WriteItem) -> Tensor:

@@ -304,6 +304,7 @@ def test_large_tensors_are_written_in_slices_and_come_back(open_checkpoints):
         "rows": torch.arange(900.0).view(100, 9),  # 36 bytes a row: two rows a slice
         "wide": torch.arange(60.0).view(2, 30),  # one row is more than a slice
         "small": torch.arange(10),
+        "column": torch.arange(12.0).view(3, 4)[:, :1].t().bfloat16(),
         "number": torch.tensor(7.0),
         "empty": torch.zeros(0, 4),
     }
@@ -313,6 +314,7 @@ def test_large_tensors_are_written_in_slices_and_come_back(open_checkpoints):
         "rows": 50,
         "wide": 2,
         "small": 1,
+        "column": 1,
         "number": 1,
         "empty": 1,
     }
