@@ -13,6 +13,7 @@ from trainer.exit_codes import ExitCode
 COMMANDS = {
     "checkpoint": ("launcher.checkpoints", "list, verify or prune the checkpoints of a run"),
     "data": ("launcher.data_tools.command", "prepare, inspect or check the data of a run"),
+    "doctor": ("launcher.doctor.command", "is this machine fit for a run, and if not, the fix"),
     "export": ("launcher.export", "write a run's model as a folder of safetensors"),
     "generate": ("launcher.generate", "sample text from a run's newest checkpoint"),
     "logs": ("launcher.runs.logs", "what a rank printed, or prints"),

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
             config_dir=args.config_dir,
             config_name=args.config_name,
             rules=PLAN_RULES,
-            complete=_complete,
+            complete=complete,
         )
         from launcher.plan.holdings import holdings
         from launcher.plan.memory import memory_problems
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     return ExitCode.DONE
 
 
-def _complete(cfg: DictConfig) -> None:
+def complete(cfg: DictConfig) -> None:
     """Stand-ins for where documents and weights lie: no size depends on that."""
     from omegaconf import OmegaConf
 
