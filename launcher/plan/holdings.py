@@ -33,8 +33,8 @@ _FP32 = 4
 class Held:
     """One class of bytes: int64 [world], by rank.
 
-    lower: what makes it smaller, to be read after "use". estimate: not an exact figure. host: in
-    the host's memory, not the device's.
+    lower: what makes it smaller, to be read after "use"; "" = nothing does. estimate: not an exact
+    figure. host: in the host's memory, not the device's. note: why there is none.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Held:
     lower: str
     estimate: bool = False
     host: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ def holdings(config: TrainerConfig) -> Holdings:
         Held("gradients", gradients, more),
         Held("optimiser", state, more),
         *tables,
-        Held("gathered layers", _gathered(parameters, config), "a larger parallel.ep", True),
+        Held("master copies", np.zeros_like(weights), "", note="none: all of these are fp32"),
+        _gathered(parameters, config),
         Held(
             "layers' inputs",
             _inputs(config),
@@ -102,7 +104,7 @@ def holdings(config: TrainerConfig) -> Holdings:
         parameters=total,
         table_values=values,
         active=_active(parameters, config.model),
-        classes=tuple(held for held in classes if held.bytes.any()),
+        classes=tuple(held for held in classes if held.bytes.any() or held.note),
         checkpoint_bytes=_FP32 * total
         + buffers
         + sum(tensor.numel() * tensor.element_size() for _, tensor in states)
@@ -222,7 +224,7 @@ def _micro_batches(config: TrainerConfig) -> int:
     return config.train.packs_per_step // (groups * config.train.packs_per_micro_batch)
 
 
-def _gathered(parameters: dict[str, nn.Parameter], config: TrainerConfig) -> np.ndarray:
+def _gathered(parameters: dict[str, nn.Parameter], config: TrainerConfig) -> Held:
     """The most that FSDP gathers at a time: a layer and the next one in the model's type, the
     layer's whole gradient, and its fp32 copy to be summed; or the head in fp32, likewise."""
     mesh, width = config.parallel, 2 if config.model.dtype == "bfloat16" else _FP32
@@ -234,8 +236,14 @@ def _gathered(parameters: dict[str, nn.Parameter], config: TrainerConfig) -> np.
             layers[group] = layers.get(group, 0) + part
     layers.pop("", None)
     head = parameters["head.weight"].numel() * 3 * _FP32
-    most = max(head, max(layers.values()) * (3 * width + _FP32))
-    return np.full(mesh.world, most if mesh.world > 1 else 0, dtype=np.int64)
+    layer = max(layers.values()) * (3 * width + _FP32)
+    most = max(head, layer) if mesh.world > 1 else 0
+    return Held(
+        "gathered layers",
+        np.full(mesh.world, most, dtype=np.int64),
+        "a larger parallel.ep" if layer > head else "",
+        estimate=True,
+    )
 
 
 def _inputs(config: TrainerConfig) -> np.ndarray:

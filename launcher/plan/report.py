@@ -62,6 +62,7 @@ def plan_data(config: RunConfig, held: Holdings) -> dict[str, Any]:
                 "mean": float(c.bytes.mean()),
                 "memory": "host" if c.host else "device",
                 "estimate": c.estimate,
+                "note": c.note,
             }
             for c in held.classes
         },
@@ -118,6 +119,7 @@ def _table(data: dict[str, Any], *, plain: bool) -> Table:
     table.add_column("", footer="" if memory is None else f"of {_size(memory)}")
     for name, held in data["rank"].items():
         notes = ["about"] * held["estimate"] + ["in host memory"] * (held["memory"] == "host")
+        notes += [held["note"]] * bool(held["note"])
         table.add_row(name, _size(held["max"]), _size(held["mean"]), ", ".join(notes))
     return table
 
@@ -126,6 +128,8 @@ def _size(number: float) -> str:
     for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
         if number >= unit:
             return f"{number / unit:,.2f} {name}"
+    if not number:
+        return "0"
     return f"{number / 1e3:,.2f} kB"
 
 

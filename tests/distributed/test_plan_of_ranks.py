@@ -41,7 +41,7 @@ def held(config: TrainerConfig) -> dict[str, int]:
 
 
 def told(plan: Holdings, rank: int) -> dict[str, int]:
-    return {c.name: int(c.bytes[rank]) for c in plan.classes if not c.estimate}
+    return {c.name: int(c.bytes[rank]) for c in plan.classes if not (c.estimate or c.note)}
 
 
 @pytest.mark.parametrize(("rule", "name"), [("adamw", "auto"), ("pretrain", "rowwise_adagrad")])

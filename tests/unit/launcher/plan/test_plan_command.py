@@ -67,6 +67,7 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "dp_replicate 1 x dp_shard 64 x cp 8; 512 share one copy" in out
     assert re.search(r"parameters\s+4\.55 GB\s+4\.55 GB", out)
     assert re.search(r"on a device .* of 141\.00 GB", out)
+    assert re.search(r"master copies\s+0\s+0\s+none: all of these are fp32", out)
     assert "Not counted:" in out
     assert "\x1b" not in out and "─" not in out  # no terminal: plain
 
