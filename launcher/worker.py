@@ -20,6 +20,7 @@ from launcher.run_config import RunConfig
 from launcher.run_dir import Attempt, RunFolder
 from launcher.tee import logged
 from trainer.exit_codes import ExitCode
+from trainer.heartbeat import Heartbeat
 from trainer.outcome import Outcome
 
 USAGE = "usage: python -P -m launcher.worker RUN_DIR    (with RANK and WORLD_SIZE set)"
@@ -65,7 +66,7 @@ def run_rank(work: Callable[[], Outcome], *, attempt: Attempt, rank: int) -> Out
     """
     with logged(attempt.log(rank), speaks=rank == 0) as log:
         try:
-            with terminable():
+            with terminable(), Heartbeat(attempt.path, rank=rank):
                 outcome = work()
         except BaseException as error:
             log.write(traceback.format_exc())

@@ -9,6 +9,7 @@ import torch
 
 from data.loader import eval_batches
 from data.packs import PackedSet
+from trainer import phase
 from trainer.learner import Learner
 from trainer.metrics import Record
 from trainer.ranks import Ranks
@@ -44,6 +45,7 @@ def evaluate(
         window = learner.store.open_window([batch.engram_rows])
         out = forward(learner, batch, window.rows(0))
         assert out.loss_sum is not None
+        phase.tick()
         sums += torch.tensor([out.loss_sum.item(), batch.valid_tokens], dtype=torch.float64)
     loss, labels = ranks.all_reduce_sum(sums).tolist()
     mean = loss / labels if labels else math.nan

@@ -13,6 +13,7 @@ from data.batch import Batch
 from data.cache.prepare import PreparedSource
 from data.loader import batches
 from model.engram.store import RowStore
+from trainer import faults, phase
 from trainer.config import TrainerConfig
 from trainer.exit_codes import ExitCode
 from trainer.failures import failure_outcome
@@ -50,7 +51,10 @@ def train(
     """
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
+    faults.place(rank=ranks.rank, attempt=attempt)
+    phase.begin()
     try:
+        phase.enter("start")
         run = open_run(
             config,
             run_dir=run_dir,
@@ -60,6 +64,7 @@ def train(
             say=say,
             sources=sources,
         )
+        phase.step_done(run.state.step)
     except KeyboardInterrupt:
         return Outcome(ExitCode.INTERRUPTED, "interrupted", 0, "Stopped before the first step.")
     except Exception as error:
@@ -91,6 +96,7 @@ def run_steps(run: Run, stop: StopSignals) -> Outcome:
                 run.evaluate()
             if due(step, config.logging.samples, last=last):
                 run.say_samples()
+            phase.enter("agree")
             stopping = agreed_stop(stop, run.ranks)
             ending = bool(stopping) or step == last
             if ending or due(step, config.checkpoint.every, last=last):
@@ -137,6 +143,7 @@ def read_ahead(steps: Iterator[list[Batch]], store: RowStore) -> Iterator[list[B
 def one_step(run: Run, stream: Iterator[list[Batch]]) -> None:
     """The next step: wait for its data, learn, record."""
     config, started = run.config, time.perf_counter()
+    phase.enter("data")
     micro_batches = next(stream)
     waited = time.perf_counter() - started
     lr = learning_rate(run.state.step + 1, config.optim)
@@ -149,7 +156,9 @@ def one_step(run: Run, stream: Iterator[list[Batch]]) -> None:
         recall=logged,
     )
     result = train_step(run.learner, micro_batches, settings, ranks=run.ranks)
+    phase.enter("record")
     run.state = run.state.after_step(tokens=result.tokens.real)
+    phase.step_done(run.state.step)
     seconds = time.perf_counter() - started
     if logged:
         record = step_record(result, run.state, lr=lr, seconds=seconds, waited=waited)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from data.corpus import Corpus
+from trainer import phase
 from trainer.checkpoint.store import Checkpoints
 from trainer.config import TrainerConfig
 from trainer.disk import agreed_writes
@@ -38,6 +39,7 @@ class Run:
 
     def evaluate(self) -> None:
         """Measure the loss on held-out packs, record it and say it."""
+        phase.enter("evaluate")
         result = evaluate(
             self.learner,
             self.corpus.heldout,
@@ -53,6 +55,7 @@ class Run:
 
     def say_samples(self) -> None:
         """Say what the model writes."""
+        phase.enter("samples")
         say_samples(
             self.config,
             self.learner,
@@ -67,6 +70,7 @@ class Run:
 
         The metrics up to this step are on the disk before it can appear.
         """
+        phase.enter("save")
         with agreed_writes(self.ranks, doing="writing the metrics", path=self.checkpoints.folder):
             if self.metrics is not None:
                 self.metrics.sync()
@@ -84,6 +88,7 @@ class Run:
 
     def close(self) -> None:
         """Finish a save in the background; release the terminal, the metrics and the tables."""
+        phase.enter("close")
         step = self.checkpoints.close()
         if step is not None:
             self._say_saved(step)

@@ -8,6 +8,7 @@ from data.engram import RowHasher
 from data.loader import eval_batches
 from data.packs import PackedSet
 from data.tokenizer import load_tokenizer
+from trainer import phase
 from trainer.config import TrainerConfig
 from trainer.learner import Learner
 from trainer.progress import Say
@@ -46,6 +47,7 @@ def say_samples(
             ranks=ranks,
         )
         begun, added = tokenizer.decode(prompt[1:]), tokenizer.decode(list(tokens))
+        phase.tick()
         say(f"step {step}: {begun!r} goes on {added!r}")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from data.cache.prepare import PreparedSource
 from data.corpus import Corpus, load_corpus
 from model.engram.owners import OwnerStore
+from trainer import phase
 from trainer.checkpoint.store import Checkpoints
 from trainer.config import TrainerConfig
 from trainer.disk import agreed_writes
@@ -123,6 +124,7 @@ def _reading(say: Say, weights: str) -> Callable[[int, int], None]:
 
     def report(done: int, total: int) -> None:
         nonlocal last
+        phase.tick()
         if time.monotonic() - last >= PATIENCE:
             last = time.monotonic()
             say(f"reading the weights in {weights}: {100 * done / max(total, 1):.0f} %")

@@ -18,6 +18,7 @@ from model.engram.rows import EngramRows
 from model.engram.window import Figures
 from model.layout import Images, ModelInputs
 from model.transformer import ForwardOutput
+from trainer import phase
 from trainer.balance import balance_routers
 from trainer.config import RouterConfig
 from trainer.gradients import Gradient, clip, gradient_norm, parameter_gradients
@@ -106,6 +107,7 @@ def train_step(
     ranks, before any weight changes.
     """
     router = settings.router
+    phase.enter("count")
     tokens = TokenCounts.of(batches, learner.model.config, ranks)
     learner.store.take_figures()  # of an evaluation
     sums = accumulate(
@@ -116,9 +118,11 @@ def train_step(
         recall=settings.recall,
         ranks=ranks,
     )
+    phase.enter("reduce", grads=(p.grad for p in learner.model.parameters()))
     reduce_islands(learner.model, ranks)
     tables = learner.store.collect()
     norm = _limit_gradient(learner, tables, sums.loss, clip_norm=settings.clip_norm, ranks=ranks)
+    phase.enter("update")
     # Tables first: the next step's rows travel while the parameters learn.
     _update_tables(learner, tables, lr=settings.table_lr)
     set_learning_rate(learner.optimizer, settings.lr)
@@ -168,7 +172,9 @@ def accumulate(
     counts, balances = [], balance_weight > 0
     windows = learner.store.windows([batch.engram_rows for batch in batches])
     rows_of_each = (rows for window in windows for rows in window.micro_batches())
+    phase.enter("engram")
     for rows, batch in zip(rows_of_each, batches, strict=True):
+        phase.enter("forward")
         out = forward(learner, batch, rows, balance=balances, recall=recall)
         assert out.loss_sum is not None
         loss = out.loss_sum / max(tokens.valid, 1)
@@ -180,7 +186,9 @@ def accumulate(
             floats[3] += out.index_loss.detach()
         if out.index_recall is not None:
             floats[4:] += out.index_recall
+        phase.enter("backward")
         loss.backward()
+        phase.enter("engram")
         floats[0] += out.loss_sum.detach()
         if rows:
             floats[1] += out.engram_gate_mean.detach().mean() * batch.text_tokens

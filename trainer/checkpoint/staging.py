@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.planner import WriteItem
 
 from trainer.checkpoint.shards import Shard
 from trainer.checkpoint.writing import slice_of
+from trainer.heartbeat import BACKGROUND
 
 
 class StagedSource:
@@ -93,7 +94,7 @@ class BackgroundSave(threading.Thread):
     """`write(source)` in a thread of its own. `error`: why it failed, once it is `finished`."""
 
     def __init__(self, step: int, source: StagedSource, write: Callable[[], None]) -> None:
-        super().__init__(name=f"checkpoint-{step}", daemon=True)
+        super().__init__(name=f"{BACKGROUND}{step}", daemon=True)
         self.step = step
         self.error: BaseException | None = None
         self._source = source

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from trainer import faults
+from trainer import faults, phase
 from trainer.checkpoint.errors import DamagedCheckpointsError
 from trainer.checkpoint.folders import finished, none_is_whole, remove, step_folder
 from trainer.checkpoint.manifest import damage, entry_of, write_manifest
@@ -149,7 +149,8 @@ class Checkpoints:
         """
         bad: dict[Path, list[str]] = {}
         for path in reversed(self._ranks.from_first(self.all())):
-            mine = damage(path, share=(self._ranks.rank, self._ranks.world))
+            share = self._ranks.rank, self._ranks.world
+            mine = damage(path, share=share, read=lambda size: phase.tick())
             problems = [p for part in self._ranks.all_gather_objects(mine) for p in part]
             if not problems:
                 break
@@ -195,7 +196,7 @@ class Checkpoints:
                     ranks=ranks,
                     slice_bytes=self._slice_bytes,
                 )
-                faults.reach("save.tensors", **here)
+                faults.reach("save.tensors", folder=temporary, **here)
             written = ranks.all_gather_objects(mine)
             with self._agreed(doing, ranks):
                 if ranks.first:
@@ -213,7 +214,7 @@ class Checkpoints:
         self._whole.add(final)
         with self._agreed(doing, ranks):
             if ranks.first:
-                faults.reach("save.renamed", **here)
+                faults.reach("save.renamed", folder=final, **here)
                 self._retire(**here)
 
     def _retire(self, **here: int) -> None:

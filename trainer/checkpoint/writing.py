@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from trainer import faults
+from trainer import faults, phase
 from trainer.checkpoint.errors import NotFiniteError
 from trainer.checkpoint.manifest import FileEntry
 from trainer.checkpoint.shards import Shard
@@ -153,6 +153,7 @@ class _Planner(DefaultSavePlanner):
 
     def resolve_data(self, write_item: WriteItem) -> Tensor:
         faults.reach("save.slice", **self._known)
+        phase.tick()
         data = self._source.data(write_item)
         if data.is_floating_point() and data.numel():
             low, high = torch.aminmax(data)  # both NaN if any value is

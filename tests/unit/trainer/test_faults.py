@@ -1,8 +1,10 @@
 import errno
 import os
 import signal
+import time
 
 import pytest
+import torch
 
 from trainer import faults
 
@@ -11,6 +13,7 @@ from trainer import faults
 def arm():
     yield faults.arm
     faults.arm("")
+    faults.place()
 
 
 def test_nothing_happens_unless_asked_for(arm):
@@ -57,12 +60,61 @@ def test_a_killed_process_has_no_last_word(arm):
     ("text", "message"),
     [
         ("burn@save.slice", "'burn' is none of kill"),
-        ("kill@save.slices", r"'save\.slices' is none of save\.folder"),
-        ("kill", "'' is none of save"),
+        ("kill@save.slices", r"'save\.slices' is none of start, .*save\.folder"),
+        ("kill", "'' is none of start"),
         ("kill@save.slice,step", "'step' is not NAME=NUMBER"),
         ("kill@save.slice,step=two", "'step=two' is not NAME=NUMBER"),
+        ("nan@forward", "nan has nothing to act on there; use reduce"),
+        ("corrupt@save", r"nothing to act on there; use save\.tensors, save\.renamed"),
     ],
 )
 def test_what_would_never_happen_is_refused(text, message):
     with pytest.raises(ValueError, match=message):
         faults.parse(text)
+
+
+def test_what_a_process_knows_of_itself_counts_at_every_point(arm):
+    arm("raise@data,rank=1,attempt=1")
+    faults.reach("data", step=1)
+    faults.place(rank=1, attempt=2)
+    faults.reach("data", step=1)
+    faults.place(rank=1, attempt=1)
+    with pytest.raises(faults.FaultError):
+        faults.reach("data", step=1)
+
+
+def test_a_gradient_becomes_nan(arm):
+    arm("nan@reduce,step=2")
+    grads = [None, torch.zeros(0), torch.zeros(2, 2), torch.zeros(2)]
+    faults.reach("reduce", step=1, grads=iter(grads))
+    assert not grads[2].isnan().any()
+    faults.reach("reduce", step=2, grads=iter(grads))
+    assert grads[2].isnan().sum() == 1 and not grads[3].isnan().any()
+
+
+def test_one_bit_of_the_largest_file_is_flipped(arm, tmp_path):
+    (tmp_path / "small").write_bytes(b"abc")
+    (tmp_path / "large").write_bytes(bytes(100))
+    arm("corrupt@save.renamed")
+    faults.reach("save.renamed", folder=tmp_path)
+    content = (tmp_path / "large").read_bytes()
+    assert len(content) == 100 and sum(byte.bit_count() for byte in content) == 1
+    assert (tmp_path / "small").read_bytes() == b"abc"
+
+
+def test_slow_goes_on_later(arm):
+    arm("slow@forward,ms=120")
+    began = time.monotonic()
+    faults.reach("forward", step=1)
+    assert 0.12 <= time.monotonic() - began < 20
+
+
+def test_a_stopped_process_goes_on_when_it_is_told_to(arm):
+    arm("stop@backward")
+    child = os.fork()
+    if child == 0:
+        faults.reach("backward")
+        os._exit(0)
+    assert os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])
+    os.kill(child, signal.SIGCONT)
+    assert os.waitpid(child, 0)[1] == 0

@@ -196,7 +196,9 @@ def test_too_little_memory_for_copies_is_noticed_before_the_start(tmp_path, monk
     greedy.check_space(big, saves=1)  # the only one is waited for
 
 
-KILLS = [(point, way) for point in faults.POINTS for way in ("waited for", "in the background")]
+KILLS = [
+    (point, way) for point in faults.SAVE_POINTS for way in ("waited for", "in the background")
+]
 KILLS.remove(("save.staged", "waited for"))
 
 
