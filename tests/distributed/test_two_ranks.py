@@ -149,6 +149,8 @@ def test_two_ranks_train_like_one(single, mesh):
             if left.get(key) is not None and left["step"] <= last:
                 assert right[key] == pytest.approx(left[key], rel=limit), (left["step"], key)
         assert right.get("tokens_total") == left.get("tokens_total")
+        if "loss" in left:
+            assert right["engram_lookup_bytes"] > left["engram_lookup_bytes"] == 0
 
     left, right = (weights(config, path) for path in (one, two))
     assert left.keys() == right.keys()

@@ -82,6 +82,26 @@ def test_gradients_do_not_depend_on_the_micro_batches(config, corpus):
             assert (split[name] - grad).abs().max() <= 1e-5 * scale, name
 
 
+def test_gradients_do_not_depend_on_the_windows(config, corpus, monkeypatch):
+    found = micro_batches(corpus, 1)
+    whole, whole_sums = gradients(config, found)
+    opened = []
+    fetch = OwnerStore._fetch
+    monkeypatch.setattr(
+        OwnerStore, "_fetch", lambda s, plan, n: (opened.append(n), fetch(s, plan, n))[1]
+    )
+    # No window holds two micro-batches: each reads more than 400 rows of 128 bytes.
+    narrow = dataclasses.replace(config.parallel, engram_window_bytes=1 << 16)
+    split, sums = gradients(dataclasses.replace(config, parallel=narrow), found)
+    assert opened == [0, 1, 2, 3]
+    assert sums.loss == whole_sums.loss
+    for name, grad in whole.items():
+        if name.startswith("table"):
+            assert (split[name] - grad).abs().max() <= 1e-5 * grad.abs().max(), name
+        else:
+            assert torch.equal(split[name], grad), name
+
+
 def test_a_micro_batch_of_padding_adds_nothing(config, corpus):
     some = micro_batches(corpus, 2)
     plain, plain_sums = gradients(config, some)
@@ -287,5 +307,11 @@ def test_the_record_counts_real_tokens(learner, corpus):
         float((loads.max(1).values / (2 * real / loads.shape[1])).max())
     )
     assert 0.3 < record["engram_gate_mean"] < 0.7
+    reads = sum(batch.engram_rows.numel() for batch in found)
+    rows = torch.cat([batch.engram_rows.flatten(0, 1) for batch in found])
+    distinct = sum(len(rows[:, layer].unique()) for layer in range(rows.shape[1]))
+    assert record["engram_unique_share"] == distinct / reads
+    assert record["engram_lookup_bytes"] == record["engram_replica_bytes"] == 0
+    assert 0 < record["engram_wait_s"] < 5
     assert 50 < record["rss_mb"] < 20_000
     assert record["rss_mb"] == pytest.approx(resident_mb(), rel=0.2)
