@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model import random
+from model.engram.init import fill_rows
 from model.random import fill_normal, normal, stream_of, stream_of_numbers
 
 MASK = (1 << 64) - 1
@@ -94,3 +95,13 @@ def test_a_part_of_a_tensor_too_large_to_exist() -> None:
     part = torch.empty(2, 256)
     fill_normal(part, shape=(2**29, 256), offset=(2**29 - 2, 0), stream=3, std=1.0)
     assert float(part[1, 255]) == pytest.approx(value(3, 2**37 - 1), rel=1e-6)
+
+
+def test_a_row_of_a_table_by_hand() -> None:
+    """The last of the released model's largest table."""
+    row, seed, layer = 384_016_681, 5, 14
+    out = torch.empty(1, 256)
+    fill_rows(out, row, layer=layer, seed=seed, std=0.02)
+    stream = mixed(mixed(seed) ^ (2 * layer + 1))
+    expected = [0.02 * value(stream, row * 256 + column) for column in range(256)]
+    assert out[0].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-9)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from model.engram import init
-from model.engram.init import initial_rows, initial_table
+from model.engram.init import fill_rows
 from model.engram.owners import OwnerStore
 
 
@@ -73,34 +73,24 @@ def test_tables_are_those_of_existing_layers(make_config: Callable) -> None:
     assert none.weight == [] and none.open_window([torch.zeros(1, 4, 0, 0).long()]).rows(0) == []
 
 
+def rows_from(low: int, count: int, dim: int = 16, **changes: Any) -> Tensor:
+    out = torch.empty(count, dim)
+    fill_rows(out, low, **{"layer": 1, "seed": 0, "std": 0.02, **changes})
+    return out
+
+
 def test_rows_depend_on_seed_layer_and_id_alone() -> None:
-    def rows(ids: list[int], layer: int = 1, seed: int = 0) -> Tensor:
-        return initial_rows(torch.tensor(ids), 16, layer=layer, seed=seed, std=0.02)
-
-    table = initial_table(300, 16, layer=1, seed=0, std=0.02)
-    assert table.dtype == torch.float32
-    assert torch.equal(rows(list(range(300))), table)
-    assert torch.equal(rows([250, 3, 3, 299]), table[[250, 3, 3, 299]])
-    assert torch.equal(rows([17]), table[17:18])
-    # More rows change none of the first.
-    assert torch.equal(initial_table(999, 16, layer=1, seed=0, std=0.02)[:300], table)
-    for other in (rows(list(range(300)), layer=2), rows(list(range(300)), seed=1)):
+    table = rows_from(0, 300)
+    for low, count in ((0, 7), (3, 1), (250, 50), (299, 1)):
+        assert torch.equal(rows_from(low, count), table[low : low + count])
+    for other in (rows_from(0, 300, layer=2), rows_from(0, 300, seed=1)):
         assert (other != table).float().mean() > 0.999
-    assert torch.equal(
-        rows([5], seed=0) * 2, initial_rows(torch.tensor([5]), 16, layer=1, seed=0, std=0.04)
-    )
-
-
-@pytest.mark.parametrize("chunk", [1, 7, 100, 5000])
-def test_any_chunking_gives_the_same_table(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    whole = initial_table(211, 8, layer=3, seed=9, std=1.0)
-    monkeypatch.setattr(init, "CHUNK", chunk)
-    assert torch.equal(initial_table(211, 8, layer=3, seed=9, std=1.0), whole)
+    assert torch.equal(rows_from(5, 1) * 2, rows_from(5, 1, std=0.04))
 
 
 def test_values_look_normal_and_independent() -> None:
     std = 0.02
-    x = initial_table(6000, 16, layer=1, seed=0, std=std).double() / std
+    x = rows_from(0, 6000, std=std).double() / std
     assert abs(float(x.mean())) < 0.015
     assert float(x.std()) == pytest.approx(1.0, abs=0.01)
     levels = torch.tensor([0.001, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999]).double()
@@ -115,7 +105,7 @@ def test_values_look_normal_and_independent() -> None:
 
 
 def test_rows_past_32_bits_are_rows_of_their_own() -> None:
-    ids = torch.tensor([384_006_167, 384_006_167 + 2**32, 2**24, 2**24 + 1])
-    rows = initial_rows(ids, 256, layer=14, seed=0, std=0.02)
+    ids = [384_006_167, 384_006_167 + 2**32, 2**24, 2**24 + 1]
+    rows = torch.cat([rows_from(low, 1, dim=256, layer=14) for low in ids])
     assert rows.isfinite().all()
     assert torch.cdist(rows, rows)[~torch.eye(4, dtype=torch.bool)].min() > 0.1
