@@ -12,6 +12,7 @@ from trainer.exit_codes import ExitCode
 # name: (module with add_arguments(parser) and run(args) -> exit code, what it does)
 COMMANDS = {
     "checkpoint": ("launcher.checkpoints", "list, verify or prune the checkpoints of a run"),
+    "completion": ("launcher.completion", "a script for the shell's tab key"),
     "data": ("launcher.data_tools.command", "prepare, inspect or check the data of a run"),
     "doctor": ("launcher.doctor.command", "is this machine fit for a run, and if not, the fix"),
     "export": ("launcher.export", "write a run's model as a folder of safetensors"),
