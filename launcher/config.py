@@ -1,21 +1,77 @@
-"""How the ranks of a run are started, and on what."""
+"""How the ranks of a run are started, on what, and started again."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 
 @dataclass(frozen=True)
+class TorchrunConfig:
+    """Where the ranks of several nodes meet, anew at each attempt.
+
+    host: how the other nodes reach this one; None = its own host name, which must resolve. port:
+    None = one that is free when the attempt begins.
+    """
+
+    host: str | None = None
+    port: int | None = None
+
+    def problems(self) -> list[str]:
+        if self.port is None or 0 < self.port < 65536:
+            return []
+        return [f"launcher.torchrun.port={self.port} is no port; use 1 to 65535, or null"]
+
+
+@dataclass(frozen=True)
 class LauncherConfig:
-    """`local`: one rank, in the process of the command itself."""
+    """How the ranks of the mesh (see parallel) are started.
 
-    kind: Literal["local"]
+    local: one rank, in the process of the command itself. torchrun: an elastic agent on each of
+    `nodes` machines starts an equal share of the ranks; the command supervises them.
+    """
 
-    @property
-    def ranks(self) -> int:
-        """Ranks that this launcher starts."""
-        return 1
+    kind: Literal["local", "torchrun"]
+    nodes: int = 1
+    torchrun: TorchrunConfig = field(default_factory=TorchrunConfig)
+
+    def problems(self) -> list[str]:
+        if self.nodes >= 1:
+            return []
+        return [f"launcher.nodes={self.nodes} must be 1 or more"]
+
+
+@dataclass(frozen=True)
+class ResilienceConfig:
+    """When a run that ended is started again, and how long it may take to end.
+
+    max_failures: attempts that crash, hang or lose a rank. max_preemptions: attempts that were told
+    to end by the cluster. max_without_progress: failed attempts one after another that left no
+    checkpoint newer than the one before. grace_s: seconds between the request to end and the end by
+    force, the time that a checkpoint has. hang_s: seconds in which no rank finishes anything before
+    the attempt counts as hung; 0 = never.
+    """
+
+    max_failures: int = 3
+    max_preemptions: int = 100
+    max_without_progress: int = 2
+    grace_s: float = 60.0
+    hang_s: float = 600.0
+
+    def problems(self) -> list[str]:
+        found = []
+        for name, least in (
+            ("max_failures", 0),
+            ("max_preemptions", 0),
+            ("max_without_progress", 1),
+            ("hang_s", 0),
+        ):
+            value = getattr(self, name)
+            if value < least:
+                found.append(f"resilience.{name}={value} must be {least} or more")
+        if not self.grace_s > 0:
+            found.append(f"resilience.grace_s={self.grace_s} must be above 0")
+        return found
 
 
 @dataclass(frozen=True)

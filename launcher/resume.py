@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -46,11 +46,15 @@ def open_run(
     return new
 
 
-def continued(folder: RunFolder, given: RunConfig) -> RunConfig:
-    """The configuration of a run that goes on: its own, with what concerns this attempt alone."""
+def given_now(given: RunConfig) -> dict[str, object]:
+    """What of the settings given concerns this attempt alone."""
+    return {name: getattr(given.data, name) for name in GIVEN_NOW}
+
+
+def continued(folder: RunFolder, now: Mapping[str, object]) -> RunConfig:
+    """The configuration of a run that goes on: its own, with what `given_now` says."""
     own = freeze.load(folder.config_file)
-    now = {name: getattr(given.data, name) for name in GIVEN_NOW}
-    return replace(own, data=replace(own.data, **now))
+    return replace(own, data=replace(own.data, **now))  # pyright: ignore[reportArgumentType]
 
 
 def _given(config: RunConfig, *, held: ExitStack) -> RunFolder:

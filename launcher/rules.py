@@ -28,14 +28,17 @@ Rule = Callable[..., list[str]]
 BYTES_PER_WEIGHT = 16  # fp32 weight, gradient and the two moments of AdamW
 
 
-def mesh_fills_ranks(parallel: ParallelConfig, launcher: LauncherConfig) -> list[str]:
-    if parallel.world == launcher.ranks:
-        return []
-    return [
+def mesh_fills_nodes(parallel: ParallelConfig, launcher: LauncherConfig) -> list[str]:
+    world, nodes = parallel.world, launcher.nodes
+    mesh = (
         f"parallel.dp_replicate={parallel.dp_replicate} x parallel.dp_shard={parallel.dp_shard} x "
-        f"parallel.cp={parallel.cp} is a mesh of {parallel.world} ranks, but launcher="
-        f"{launcher.kind} starts {launcher.ranks}; use parallel=single"
-    ]
+        f"parallel.cp={parallel.cp} is a mesh of {world} ranks"
+    )
+    if launcher.kind == "local" and (world > 1 or nodes > 1):
+        return [f"{mesh}, but launcher=local starts one; use launcher=torchrun, or parallel=single"]
+    if nodes > 0 and world % nodes:
+        return [f"{mesh}, which {nodes} nodes (launcher.nodes) cannot share evenly; use a divisor"]
+    return []
 
 
 def environment_fits_plan(parallel: ParallelConfig, environ: Mapping[str, str]) -> list[str]:
@@ -141,7 +144,7 @@ def model_fits_memory(
     model: ModelConfig, parallel: ParallelConfig, launcher: LauncherConfig
 ) -> list[str]:
     """A lower bound only, from the parts that dominate; the system would kill us without a word."""
-    if min(parallel.dp_shard, parallel.cp, parallel.owners) < 1:
+    if min(parallel.dp_shard, parallel.cp, parallel.owners, launcher.nodes) < 1:
         return []
     experts = model.num_hidden_layers * model.n_routed_experts
     weights = 3 * experts * model.hidden_size * model.moe_intermediate_size
@@ -150,7 +153,7 @@ def model_fits_memory(
     if model.engram.store != "mapped":
         tables = sum(model.engram_num_embeddings) * model.engram_head_dim
         weights, held = weights + tables, held + tables / parallel.owners
-    needed = held * BYTES_PER_WEIGHT * launcher.ranks
+    needed = held * BYTES_PER_WEIGHT * parallel.world / launcher.nodes
     present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed <= present:
         return []
@@ -181,7 +184,7 @@ def devices_have_room(config: RunConfig) -> list[str]:
 DATA_RULES: tuple[Rule, ...] = (packs_fit_model, data_is_there, tokenizer_fits_model_and_kinds)
 RULES: tuple[Rule, ...] = (
     *DATA_RULES,
-    mesh_fills_ranks,
+    mesh_fills_nodes,
     environment_fits_plan,
     *MESH_RULES,
     evaluation_has_documents,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from launcher.config import ClusterConfig, LauncherConfig
+from launcher.config import ClusterConfig, LauncherConfig, ResilienceConfig
 from trainer.config import TrainerConfig
 
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -28,6 +28,7 @@ class RunConfig(TrainerConfig):
     runs_dir: str
     launcher: LauncherConfig
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    resilience: ResilienceConfig = field(default_factory=ResilienceConfig)
 
     @property
     def home(self) -> Path:

@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -23,6 +23,7 @@ from launcher.problems import Stop
 from launcher.run_config import RunConfig
 from trainer.exit_codes import ExitCode
 from trainer.outcome import Outcome
+from trainer.signals import STOP_FILE
 
 LOOKS_S = 0.3  # a look at the lock, see is_held, is over long before
 
@@ -67,12 +68,12 @@ class RunFolder:
 
     def is_bare(self) -> bool:
         """Whether the only attempt left nothing: no checkpoint, no metrics and no traceback."""
-        metrics = self.path / "metrics.jsonl"
+        metrics, log = self.path / "metrics.jsonl", self.attempt(1).log(0)
         return (
             self.last_attempt() == 1
             and not any((self.path / "checkpoints").glob("step_*"))
             and not (metrics.exists() and metrics.stat().st_size)
-            and "\nTraceback " not in "\n" + self.attempt(1).log(0).read_text("utf-8")
+            and (not log.exists() or "\nTraceback " not in "\n" + log.read_text("utf-8"))
         )
 
     def finished(self) -> bool:
@@ -80,6 +81,11 @@ class RunFolder:
         last = self.last_attempt()
         outcome = self.attempt(last).outcome(0) if last else None
         return outcome is not None and outcome.code == ExitCode.DONE
+
+    def saved_step(self) -> int:
+        """The step of the newest finished checkpoint, whole or not; 0 when there is none."""
+        names = (p.name for p in (self.path / "checkpoints").glob("step_????????"))
+        return max((int(name.removeprefix("step_")) for name in names), default=0)
 
     @contextmanager
     def held(self) -> Iterator[bool]:
@@ -148,10 +154,14 @@ class Attempt:
         given = json.loads(self.data_file.read_text("utf-8"))
         return [PreparedSource.from_dict(source) for source in given]
 
-    @property
-    def stop_file(self) -> Path:
-        """Its presence asks the ranks to save and end."""
-        return self.path / "stop"
+    def write_given(self, values: Mapping[str, object]) -> None:
+        """Settings of the data that hold for this attempt alone, whatever the run's own are."""
+        (self.path / "given.json").write_text(json.dumps(dict(values)) + "\n", "utf-8")
+
+    def given(self) -> dict[str, Any]:
+        """What write_given said; nothing if it said nothing."""
+        file = self.path / "given.json"
+        return json.loads(file.read_text("utf-8")) if file.is_file() else {}
 
     def outcome_file(self, rank: int) -> Path:
         return self.path / f"outcome-{rank:05d}.json"
@@ -162,6 +172,17 @@ class Attempt:
             return Outcome.from_dict(json.loads(self.outcome_file(rank).read_text("utf-8")))
         except (FileNotFoundError, ValueError, TypeError):
             return None
+
+    def outcomes(self) -> dict[int, Outcome]:
+        """By rank, of all ranks that have ended with a word."""
+        ranks = sorted(int(p.stem.rpartition("-")[2]) for p in self.path.glob("outcome-*.json"))
+        found = {rank: self.outcome(rank) for rank in ranks}
+        return {rank: outcome for rank, outcome in found.items() if outcome is not None}
+
+    @property
+    def stop_file(self) -> Path:
+        """Asks the ranks to checkpoint and end, see `trainer.signals.StopRequest`."""
+        return self.path / STOP_FILE
 
     def write_outcome(self, rank: int, outcome: Outcome) -> None:
         """By a temporary name, so that a reader finds it whole or not at all."""

@@ -1,12 +1,11 @@
-"""A validated run -> its folder, an attempt in this process, and the closing lines."""
+"""A validated run -> its folder, attempts here or under a supervisor, and the closing lines."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,9 +15,10 @@ from launcher.environment import code_digest
 from launcher.messages import closing
 from launcher.own_packages import HOME
 from launcher.problems import Stop
-from launcher.resume import continued, open_run
+from launcher.resume import continued, given_now, open_run
 from launcher.run_config import RunConfig
 from launcher.run_dir import Attempt, NewRun, RunFolder
+from launcher.supervisor import begin_attempt, supervise
 from launcher.worker import run_here
 from trainer.exit_codes import ExitCode
 from trainer.outcome import Outcome
@@ -43,29 +43,34 @@ def submit(config: RunConfig, *, overrides: Sequence[str], flags: Sequence[str] 
         sources = prepared(config)  # before there is a run, and before any process group
         with ExitStack() as held:
             run = open_run(config, overrides=overrides, held=held, say=_say)
+            now = given_now(config)
             if isinstance(run, NewRun):
-                return _attempt(run.folder, run.config, sources, command, new=run)
-            return _attempt(run, continued(run, config), sources, command)
+                return _train(run.folder, run.config, sources, command, now=now, new=run)
+            return _train(run, continued(run, now), sources, command, now=now)
     except Stop as stop:
         print(f"dsv41-train: {stop.message}", file=sys.stderr, flush=True)
         return Outcome(code=stop.code, reason="not started", step=0, message=stop.message)
 
 
-def _attempt(
+def _train(
     folder: RunFolder,
     config: RunConfig,
     sources: Sequence[PreparedSource],
     command: Sequence[str],
     *,
+    now: Mapping[str, object],
     new: NewRun | None = None,
 ) -> Outcome:
-    attempt = _begin(folder, config, sources)
-    outcome = run_here(config, folder, attempt)
+    if config.launcher.kind == "local":
+        attempt = _begin_here(folder, config, sources, now)
+        outcome = run_here(config, folder, attempt)
+        attempt.event("end", **outcome.to_dict())
+    else:
+        outcome, attempt = supervise(folder, config, sources, given=now, say=_say)
     if new is not None and outcome.code in COULD_NOT_BEGIN and folder.is_bare():
         new.discard()
         print(f"dsv41-train: {outcome.message}", file=sys.stderr, flush=True)
         return outcome
-    attempt.event("end", **outcome.to_dict())
     text = closing(
         outcome, config, folder=folder, attempt=attempt, plot=_plot(folder), command=command
     )
@@ -73,27 +78,15 @@ def _attempt(
     return outcome
 
 
-def _begin(folder: RunFolder, config: RunConfig, sources: Sequence[PreparedSource]) -> Attempt:
+def _begin_here(
+    folder: RunFolder,
+    config: RunConfig,
+    sources: Sequence[PreparedSource],
+    now: Mapping[str, object],
+) -> Attempt:
     """A new attempt, and this process ready to run it."""
-    here = code_digest(HOME)
-    try:
-        attempt = folder.new_attempt()
-        attempt.write_sources(sources)
-        attempt.event(
-            "start",
-            backend=config.launcher.kind,
-            ranks=config.launcher.ranks,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            code_sha256=here,
-        )
-    except OSError as error:
-        raise Stop(
-            ExitCode.CANNOT_CREATE,
-            f"Cannot begin an attempt in {folder.attempts}: {error.strerror}.\n"
-            "Make room there, or make it writable.",
-        ) from error
-    if code_digest(folder.code) != here:
+    attempt = begin_attempt(folder, config, sources, now)
+    if code_digest(folder.code) != code_digest(HOME):
         _say(f"The code has changed since the run was made; this attempt runs {HOME}.")
     # For all processes that this one starts: a user's own data/ must not shadow ours in them.
     os.environ["PYTHONSAFEPATH"] = "1"

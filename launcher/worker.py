@@ -1,7 +1,8 @@
 """One rank: read the frozen configuration, train, and write how it ended, in every case.
 
-As a process of its own: `python -P -m launcher.worker RUN_DIR`, with PYTHONPATH on the run's code
-snapshot and RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment. Never runs Hydra.
+As a process of its own: `python -P -m launcher.worker RUN_DIR ATTEMPT`, with PYTHONPATH on the
+run's code snapshot and RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment. Never runs
+Hydra.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from launcher import freeze, own_packages
+from launcher import own_packages
+from launcher.backends.protocol import SUPERVISED
 from launcher.failures import outcome_of, terminable
+from launcher.guard import die_with_parent
 from launcher.problems import Stop
+from launcher.resume import continued
 from launcher.run_config import RunConfig
 from launcher.run_dir import Attempt, RunFolder
 from launcher.tee import logged
@@ -23,23 +27,25 @@ from trainer.exit_codes import ExitCode
 from trainer.heartbeat import Heartbeat
 from trainer.outcome import Outcome
 
-USAGE = "usage: python -P -m launcher.worker RUN_DIR    (with RANK and WORLD_SIZE set)"
+USAGE = "usage: python -P -m launcher.worker RUN_DIR ATTEMPT    (with RANK and WORLD_SIZE set)"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The rank that the environment names, of the newest attempt of the run in argv[0]."""
+    """The rank that the environment names, of the run in argv[0] and its attempt argv[1]."""
+    if os.environ.get(SUPERVISED):
+        die_with_parent(os.getppid())
     argv = sys.argv[1:] if argv is None else argv
-    if len(argv) != 1 or argv[0].startswith("-"):
+    if len(argv) != 2 or not argv[1].isdecimal():
         print(USAGE, file=sys.stderr)
         return ExitCode.USAGE
     folder = RunFolder(Path(argv[0]).absolute())
+    attempt = folder.attempt(int(argv[1]))
     try:
         rank, world = _place()
-        config = _frozen(folder)
+        config = _frozen(folder, attempt)
     except Stop as stop:
         print(stop.message, file=sys.stderr)
         return stop.code
-    attempt = folder.attempt(max(1, folder.last_attempt()))
     attempt.path.mkdir(parents=True, exist_ok=True)
 
     def work() -> Outcome:
@@ -48,10 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         with _process_group(world):
             return _train(config, folder, attempt)
 
-    outcome = run_rank(work, attempt=attempt, rank=rank)
-    if outcome.message and rank == 0:
-        print(outcome.message, file=sys.stderr)
-    return outcome.code
+    return run_rank(work, attempt=attempt, rank=rank).code
 
 
 def run_here(config: RunConfig, folder: RunFolder, attempt: Attempt) -> Outcome:
@@ -103,9 +106,9 @@ def _place() -> tuple[int, int]:
         ) from error
 
 
-def _frozen(folder: RunFolder) -> RunConfig:
+def _frozen(folder: RunFolder, attempt: Attempt) -> RunConfig:
     try:
-        return freeze.load(folder.config_file)
+        return continued(folder, attempt.given())
     except OSError as error:
         raise Stop(
             ExitCode.CONFIG,
@@ -130,7 +133,8 @@ def _check_world(config: RunConfig, world: int) -> None:
         raise Stop(
             ExitCode.CONFIG,
             f"WORLD_SIZE={world}, but the plan has {planned} rank(s) (parallel.dp_replicate="
-            f"{config.parallel.dp_replicate} x parallel.dp_shard={config.parallel.dp_shard}).\n"
+            f"{config.parallel.dp_replicate} x parallel.dp_shard={config.parallel.dp_shard} x "
+            f"parallel.cp={config.parallel.cp}).\n"
             f"Start {planned} rank(s), or make a run with another mesh.",
         )
 
@@ -141,9 +145,11 @@ def _process_group(world: int) -> Iterator[None]:
     if world == 1:
         yield
         return
+    import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
+    # Flags and counts travel as CPU tensors, on a side path of their own.
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     try:
         yield
     finally:

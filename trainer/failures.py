@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 
 from data.errors import CacheError, DataError, WorkerDiedError
 from model.engram.tables.file_rows import BadTableError
 from trainer.checkpoint.errors import DamagedCheckpointsError, NotFiniteError
 from trainer.disk import DiskError
 from trainer.exit_codes import ExitCode
-from trainer.outcome import Outcome
+from trainer.outcome import LOST_PEER, Outcome
 from trainer.step import DivergedError
+
+# What gloo and NCCL say when the other side has closed its connections.
+_PEER_GONE = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "remote process exited",
+    "NCCL communicator was aborted",
+    "Connection refused",
+)
 
 
 def failure_outcome(error: BaseException, *, step: int) -> Outcome | None:
@@ -53,7 +64,17 @@ def failure_outcome(error: BaseException, *, step: int) -> Outcome | None:
                 "data.pack_length or the model's sizes."
             )
             return Outcome(ExitCode.CONFIG, "out of memory", step, message)
+        case _ if lost_peer(error):
+            text = str(error).strip().partition("\n")[0][:300]
+            return Outcome(ExitCode.AGAIN, LOST_PEER, step, f"Lost another rank: {text}")
     return None
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Whether a collective failed since another rank is gone."""
+    if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _PEER_GONE)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -23,7 +23,7 @@ from trainer.ranks import Ranks
 from trainer.records import step_record
 from trainer.run import Run
 from trainer.schedule import learning_rate
-from trainer.signals import StopSignals
+from trainer.signals import STOP_FILE, StopSignals
 from trainer.start import open_run
 from trainer.step import StepSettings, train_step
 
@@ -74,7 +74,9 @@ def train(
             return Outcome(ExitCode.CONFIG, "bad configuration", 0, str(error))
         raise
     try:
-        with StopSignals(notice=NOTICE if ranks.first else "") as stop:
+        # One rank looks for the file: a thousand would load the shared folder.
+        file = run_dir / "attempts" / f"{attempt:03d}" / STOP_FILE if ranks.first else None
+        with StopSignals(notice=NOTICE if ranks.first else "", file=file) as stop:
             return run_steps(run, stop)
     except Exception as error:
         if outcome := failure_outcome(error, step=run.state.step):
@@ -99,6 +101,8 @@ def run_steps(run: Run, stop: StopSignals) -> Outcome:
             phase.enter("agree")
             stopping = agreed_stop(stop, run.ranks)
             ending = bool(stopping) or step == last
+            if stopping and not run.time_to_save(stop.seconds_left):
+                return Outcome(stopping, "stopped", step, f"Stopped after step {step}, unsaved.")
             if ending or due(step, config.checkpoint.every, last=last):
                 run.save(wait=ending)
             if stopping and step < last:
@@ -172,8 +176,6 @@ def due(step: int, every: int, *, last: int) -> bool:
 
 
 def agreed_stop(stop: StopSignals, ranks: Ranks) -> ExitCode | None:
-    """The exit code that some rank's signal asks for, the same on all ranks."""
-    for code in (ExitCode.INTERRUPTED, ExitCode.AGAIN):
-        if ranks.any(stop.exit_code == code):
-            return code
-    return None
+    """The exit code that some rank was asked to end with, the same on all ranks."""
+    codes = (None, ExitCode.AGAIN, ExitCode.INTERRUPTED)
+    return codes[ranks.largest(codes.index(stop.exit_code))]

@@ -78,6 +78,14 @@ class Ranks:
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.group)
         return bool(votes.item())
 
+    def largest(self, number: int) -> int:
+        """The largest number that any rank has, on every rank."""
+        if self.world == 1:
+            return number
+        votes = torch.tensor([number], dtype=torch.int64)
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX)
+        return int(votes.item())
+
     def barrier(self) -> None:
         """Return when every rank has come here."""
         if self.world > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 
 from data.corpus import Corpus
@@ -30,6 +31,7 @@ class Run:
     metrics: MetricsLog | None
     progress: ProgressView
     state: TrainState
+    save_seconds: float = 0.0  # of the longest save that was waited for
 
     def log(self, record: Record) -> None:
         """Write a record where records go."""
@@ -76,9 +78,27 @@ class Run:
                 self.metrics.sync()
         self.settle_save(wait=True)
         state = replace(self.state, engram=self.learner.store.fingerprint())
+        began = time.monotonic()
         self.checkpoints.save(self.learner.tensors(), state, wait=wait)
+        if wait or not self.checkpoints.saving:
+            self.save_seconds = max(self.save_seconds, time.monotonic() - began)
         if not self.checkpoints.saving:
             self._say_saved(state.step)
+
+    def time_to_save(self, seconds_left: float) -> bool:
+        """Whether a checkpoint fits into the time that is left to this run; says so if not.
+
+        As long as none was written nobody knows, and it is tried: a save that is cut short leaves
+        the older ones whole.
+        """
+        needed, left = self.ranks.from_first((self.save_seconds, seconds_left))
+        if needed <= left:
+            return True
+        self.progress.say(
+            f"step {self.state.step}: not saved, since a checkpoint takes {needed:.0f} s and "
+            f"{max(left, 0):.0f} s are left (resilience.grace_s)"
+        )
+        return False
 
     def settle_save(self, *, wait: bool = False) -> None:
         """Say that the save in the background is finished, if it is, or raise why it failed."""

@@ -1,15 +1,43 @@
-"""Ctrl-C and SIGTERM become a request that the loop reads between two steps."""
+"""Ctrl-C, SIGTERM and a file become a request that the loop reads between two steps."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import signal
 import threading
+import time
+from pathlib import Path
 from types import FrameType, TracebackType
 
 from trainer.exit_codes import ExitCode
 
+STOP_FILE = "stop"  # in an attempt's folder
+LOOK_SECONDS = 0.5  # between two looks at it
+GRACE = "DSV41_GRACE_S"  # environment: seconds from a request to the end by force
+
 _EXIT_CODES = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.AGAIN}
+
+
+def request_stop(file: Path, code: ExitCode, *, why: str) -> None:
+    """Ask the ranks of an attempt to checkpoint and end with `code`, 75 or 130, by its stop file.
+
+    A file reaches every rank that shares the folder, however it was started.
+    """
+    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps({"code": int(code), "why": why}) + "\n", "utf-8")
+    temporary.replace(file)
+
+
+def requested_stop(file: Path) -> ExitCode | None:
+    """The code that a stop file asks for; None without one."""
+    try:
+        return ExitCode(json.loads(file.read_text("utf-8"))["code"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return ExitCode.AGAIN  # it is there: whoever made it meant to stop the run
 
 
 class StopSignals:
@@ -17,18 +45,32 @@ class StopSignals:
 
     A second signal takes its default action: the process leaves at once, unsaved. Signals reach
     the main thread alone; entered in another thread this notes nothing. notice: shown on standard
-    error at the first signal, since a step can take long.
+    error at the first signal, since a step can take long. file: one that asks for the same.
     """
 
-    def __init__(self, *, notice: str = "") -> None:
+    def __init__(self, *, notice: str = "", file: Path | None = None) -> None:
         self._notice = notice
-        self._noted: int | None = None
+        self._file = file
+        self._noted: ExitCode | None = None
         self._previous: dict[int, object] = {}
+        self._looked = -LOOK_SECONDS
+        self._grace = float(os.environ.get(GRACE, "inf"))
+        self._since = math.inf
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the end by force; without limit while nothing was asked, or when nobody forces."""
+        return self._since + self._grace - time.monotonic()
 
     @property
     def exit_code(self) -> ExitCode | None:
         """What to end with after saving, once a stop was asked for: 130 for Ctrl-C, else 75."""
-        return None if self._noted is None else _EXIT_CODES[signal.Signals(self._noted)]
+        now = time.monotonic()
+        if self._noted is None and self._file is not None and now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            self._noted = requested_stop(self._file)
+            self._since = now if self._noted else math.inf
+        return self._noted
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
@@ -47,7 +89,8 @@ class StopSignals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._noted is None:
-            self._noted = number
+            self._noted = _EXIT_CODES[signal.Signals(number)]
+            self._since = time.monotonic()
             if self._notice:
                 # Not print: the handler may have interrupted another write to the same stream.
                 os.write(2, f"{self._notice}\n".encode())

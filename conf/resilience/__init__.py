@@ -1,0 +1,1 @@
+"""When a run that ended is started again."""

@@ -1,0 +1,1 @@
+"""How the ranks of an attempt come to run: one module for each kind of launcher."""

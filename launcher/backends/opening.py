@@ -1,0 +1,14 @@
+"""The backend that a configuration names; each is imported where it is used."""
+
+from __future__ import annotations
+
+from launcher.backends.protocol import Backend
+from launcher.run_config import RunConfig
+
+
+def backend_of(config: RunConfig) -> Backend:
+    """The backend of config.launcher.kind. A `local` run has none: it is its own process."""
+    assert config.launcher.kind == "torchrun", config.launcher.kind
+    from launcher.backends.torchrun import Torchrun
+
+    return Torchrun(config.launcher.torchrun)

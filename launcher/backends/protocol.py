@@ -1,0 +1,66 @@
+"""What a supervisor asks of whatever starts ranks."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Protocol
+
+from launcher.reduce import Death
+from launcher.run_dir import Attempt, RunFolder
+
+SUPERVISED = "DSV41_SUPERVISED"  # set for ranks that end with the process that started them
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to start: `world` ranks of the run in `folder`, an equal share on each node.
+
+    grace_s: how long ranks that were told to end have for it.
+    """
+
+    folder: RunFolder
+    world: int
+    nodes: int
+    grace_s: float
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.world // self.nodes
+
+    def environment(self) -> dict[str, str]:
+        """What every rank's environment has more than this process's.
+
+        A user's own data/ must not shadow ours; and threads that spin while they wait cost other
+        ranks of the node their time.
+        """
+        threads = max(1, (os.cpu_count() or 1) // self.ranks_per_node)
+        return {
+            "PYTHONSAFEPATH": "1",
+            "PYTHONPATH": str(self.folder.code),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+            "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+            SUPERVISED: "1",
+        }
+
+
+class Handle(Protocol):
+    """An attempt's processes."""
+
+    def poll(self) -> list[Death] | None:
+        """None while any of them runs; then what is known of those that died badly."""
+        ...
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all ranks that this can reach."""
+        ...
+
+    def kill(self) -> None:
+        """End everything at once; returns when all are gone."""
+        ...
+
+
+class Backend(Protocol):
+    """Starts the ranks of attempts; Stop where it cannot."""
+
+    def start(self, attempt: Attempt, plan: Plan) -> Handle: ...

@@ -1,0 +1,149 @@
+"""Ranks under torchrun's elastic agent: all on this machine, or an equal share on each of several.
+
+The agent only starts processes and notices when one dies; it restarts none, since what comes after
+an attempt is the supervisor's to decide, and it would report every exit code as 1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from launcher.backends.protocol import Plan
+from launcher.config import TorchrunConfig
+from launcher.problems import Stop
+from launcher.processes import descendants, end_tree, send
+from launcher.reduce import Death
+from launcher.run_dir import Attempt, RunFolder
+from trainer.exit_codes import ExitCode
+
+_EXIT = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
+
+
+class Torchrun:
+    """The backend of launcher=torchrun; `node` is this machine's place among those of the plan."""
+
+    def __init__(self, config: TorchrunConfig) -> None:
+        self._config = config
+
+    def start(self, attempt: Attempt, plan: Plan) -> Agent:
+        """Write where the ranks meet, and start this machine's share."""
+        host = self._host(plan)
+        place = {"host": host, "port": self._port(host), "nodes": plan.nodes, "world": plan.world}
+        meeting_file(attempt).write_text(json.dumps(place) + "\n", "utf-8")
+        return Agent(attempt, plan, node=0, host=host, port=place["port"])
+
+    def _host(self, plan: Plan) -> str:
+        """The name that others find this machine by; never a guess, which would make every node a
+        world of its own."""
+        if plan.nodes == 1:
+            return self._config.host or "127.0.0.1"
+        host = self._config.host or socket.gethostname()
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError as error:
+            raise Stop(
+                ExitCode.CONFIG,
+                f"The host name {host} does not resolve ({error}), so other nodes cannot join.\n"
+                "Give an address that they reach: launcher.torchrun.host=ADDRESS",
+            ) from error
+        return host
+
+    def _port(self, host: str) -> int:
+        wanted = self._config.port or 0
+        try:
+            with socket.socket() as probe:
+                probe.bind(("", wanted))
+                return probe.getsockname()[1]
+        except OSError as error:
+            raise Stop(
+                ExitCode.CONFIG,
+                f"Port {wanted} of {host} is taken ({error.strerror}).\n"
+                "Use another launcher.torchrun.port, or null for one that is free.",
+            ) from error
+
+
+class Agent:
+    """The elastic agent of one node, in a session of its own: a Ctrl-C at the terminal reaches the
+    supervisor alone, which tells the ranks in its own way."""
+
+    def __init__(self, attempt: Attempt, plan: Plan, *, node: int, host: str, port: int) -> None:
+        self._first = node * plan.ranks_per_node
+        self._log = attempt.path / f"agent-{node:05d}.log"
+        words = [
+            *(sys.executable, "-P", "-m", "launcher.backends.agent"),
+            *(f"--nnodes={plan.nodes}", f"--nproc-per-node={plan.ranks_per_node}"),
+            *(f"--node-rank={node}", f"--master-addr={host}", f"--master-port={port}"),
+            *("--max-restarts=0", "--monitor-interval=0.2"),
+            *("-m", "launcher.worker", str(plan.folder.path), str(attempt.number)),
+        ]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                words,
+                env={**_without_rank(), **plan.environment()},
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def poll(self) -> list[Death] | None:
+        code = self._process.poll()
+        if code is None:
+            return None
+        found = []
+        for exit_code, local in _EXIT.findall(self._log.read_text("utf-8", errors="replace")):
+            if int(exit_code) < 0:
+                found.append(Death(self._first + int(local), killed_by(-int(exit_code))))
+        if code < 0:
+            found.append(Death(None, f"The agent was {killed_by(-code)}"))
+        return found
+
+    def signal(self, number: int) -> None:
+        send([pid for pid in descendants(self._process.pid) if _is_rank(pid)], number)
+
+    def kill(self) -> None:
+        end_tree(self._process.pid)
+        self._process.wait()
+
+
+def meeting_file(attempt: Attempt) -> Path:
+    """Where the first node says how the others find it."""
+    return attempt.path / "rendezvous.json"
+
+
+def join(folder: RunFolder, attempt: Attempt, *, node: int, grace_s: float) -> Agent:
+    """This machine's share of an attempt that the first node has begun."""
+    place = json.loads(meeting_file(attempt).read_text("utf-8"))
+    plan = Plan(folder, world=place["world"], nodes=place["nodes"], grace_s=grace_s)
+    return Agent(attempt, plan, node=node, host=place["host"], port=place["port"])
+
+
+def killed_by(number: int) -> str:
+    """In words, what a process died of."""
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return f"killed by signal {number}"
+    hint = "; often the system, out of memory" if number == signal.SIGKILL else ""
+    return f"killed by signal {number} ({name}{hint})"
+
+
+def _is_rank(pid: int) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"launcher.worker" in words
+
+
+def _without_rank() -> dict[str, str]:
+    """The environment, less what would make the agent believe it is itself a rank."""
+
+    ours = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return {name: value for name, value in os.environ.items() if name not in ours}

@@ -1,0 +1,236 @@
+"""A run's attempts one after another: started, watched, ended, and what comes next.
+
+The supervisor trains nothing and knows no collective: it sees processes, outcome files and
+checkpoints. Its backend starts the ranks of an attempt; the ranks do not outlive it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from data.cache.prepare import PreparedSource
+from launcher.backends.opening import backend_of
+from launcher.backends.protocol import Backend, Handle, Plan
+from launcher.decide import AttemptEnd, Decision, Next, decide
+from launcher.environment import code_digest
+from launcher.own_packages import HOME
+from launcher.problems import Stop
+from launcher.reduce import Death, reduce
+from launcher.run_config import RunConfig
+from launcher.run_dir import Attempt, RunFolder
+from trainer.exit_codes import ExitCode
+from trainer.outcome import Outcome
+from trainer.signals import request_stop, requested_stop
+
+POLL_SECONDS = 0.2
+PEERS_SECONDS = 30.0  # that ranks have to notice that one has died, before they are ended
+
+Say = Callable[[str], None]
+
+
+def supervise(
+    folder: RunFolder,
+    config: RunConfig,
+    sources: Sequence[PreparedSource],
+    *,
+    given: Mapping[str, object],
+    say: Say,
+    backend: Backend | None = None,
+) -> tuple[Outcome, Attempt]:
+    """Run `folder` to its end on the backend of config.launcher: how the last attempt ended, and
+    it.
+
+    given: settings of the data for these attempts alone. Ctrl-C and SIGTERM ask the ranks to
+    checkpoint and end; a second one ends them at once. Stop when an attempt cannot be begun.
+    """
+    backend = backend or backend_of(config)
+    limits, ends = config.resilience, []
+    plan = Plan(
+        folder,
+        world=config.parallel.world,
+        nodes=config.launcher.nodes,
+        grace_s=limits.grace_s,
+    )
+    with _registered(folder, config), StopRequests(limits.grace_s, say=say) as requests:
+        while True:
+            before = folder.saved_step()
+            attempt = begin_attempt(folder, config, sources, given)
+            outcome = _run(backend, attempt, plan, requests)
+            asked = requests.asked or requested_stop(attempt.stop_file) is not None
+            stopped = outcome.code == ExitCode.AGAIN and outcome.reason == "stopped"
+            ends.append(
+                AttemptEnd(
+                    outcome,
+                    saved_before=before,
+                    saved=folder.saved_step(),
+                    asked=asked,
+                    preempted=stopped and not asked,
+                )
+            )
+            decision = decide(ends, limits)
+            attempt.event("end", **outcome.to_dict(), next=decision.next.value, why=decision.why)
+            if decision.next is not Next.AGAIN:
+                return outcome, attempt
+            say(_verdict(attempt, outcome, decision, folder.saved_step()))
+            if requests.wait(decision.delay_s):
+                return outcome, attempt
+
+
+def begin_attempt(
+    folder: RunFolder,
+    config: RunConfig,
+    sources: Sequence[PreparedSource],
+    given: Mapping[str, object],
+) -> Attempt:
+    """The folder of a new attempt, with what its ranks must know. Stop 73 if it cannot be made."""
+    try:
+        attempt = folder.new_attempt()
+        attempt.write_sources(sources)
+        attempt.write_given(given)
+        attempt.event(
+            "start",
+            backend=config.launcher.kind,
+            ranks=config.parallel.world,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            code_sha256=code_digest(folder.code if config.launcher.kind != "local" else HOME),
+        )
+    except OSError as error:
+        raise Stop(
+            ExitCode.CANNOT_CREATE,
+            f"Cannot begin an attempt in {folder.attempts}: {error.strerror}.\n"
+            "Make room there, or make it writable.",
+        ) from error
+    return attempt
+
+
+def _run(backend: Backend, attempt: Attempt, plan: Plan, requests: StopRequests) -> Outcome:
+    """One attempt from its start to its end; nothing of it is left running."""
+    handle = backend.start(attempt, plan)
+    try:
+        deaths = _watch(handle, attempt, plan, requests)
+    finally:
+        handle.kill()
+    return reduce(attempt.outcomes(), deaths, world=plan.world)
+
+
+def _watch(handle: Handle, attempt: Attempt, plan: Plan, requests: StopRequests) -> Sequence[Death]:
+    requests.about(attempt)
+    one_ended: float | None = None
+    while (deaths := handle.poll()) is None:
+        if requests.overdue:
+            attempt.event("forced end", after_s=plan.grace_s)
+            return []
+        if one_ended is None and attempt.outcomes():
+            one_ended = time.monotonic()
+        if one_ended is not None and time.monotonic() - one_ended > PEERS_SECONDS + plan.grace_s:
+            attempt.event("forced end", why="some ranks ended, others did not")
+            return []
+        time.sleep(POLL_SECONDS)
+    return deaths
+
+
+def _verdict(attempt: Attempt, outcome: Outcome, decision: Decision, saved: int) -> str:
+    """One line: why an attempt ended and what comes next."""
+    first = outcome.message.strip().partition("\n")[0] or outcome.reason
+    where = f"from the checkpoint of step {saved}" if saved else "from the beginning"
+    when = f" in {decision.delay_s:.0f} s" if decision.delay_s else ""
+    return (
+        f"Attempt {attempt.number} ended ({outcome.reason}): {first} "
+        f"Starting again{when} {where} ({decision.why})."
+    )
+
+
+@dataclass
+class StopRequests:
+    """While entered, SIGINT and SIGTERM ask the attempt at hand to checkpoint and end.
+
+    The first one writes the attempt's stop file, and it ends by force once grace_s have passed
+    after a SIGTERM; a second signal ends it at once.
+    """
+
+    grace_s: float
+    say: Say
+    asked: bool = False
+    overdue: bool = False
+    _code: ExitCode = ExitCode.AGAIN
+    _attempt: Attempt | None = None
+    _timer: threading.Timer | None = None
+    _woken: threading.Event = field(default_factory=threading.Event)
+    _previous: dict[int, object] = field(default_factory=dict)
+
+    def __enter__(self) -> StopRequests:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def about(self, attempt: Attempt) -> None:
+        """Requests concern this attempt from now on, also one that came before."""
+        self._attempt = attempt
+        if self.asked:
+            self._pass_on()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait; whether a request came meanwhile, which then also ends the wait."""
+        self._woken.wait(seconds)
+        return self.asked
+
+    def _note(self, number: int, frame: object) -> None:
+        self._woken.set()
+        if self.asked:
+            self.overdue = True
+            return
+        self.asked = True
+        self._code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.AGAIN
+        self._pass_on()
+        if number == signal.SIGTERM:
+            self._timer = threading.Timer(self.grace_s, self._force)
+            self._timer.daemon = True
+            self._timer.start()
+        # Not print: the handler may have interrupted another write to the same stream.
+        os.write(
+            2,
+            b"\nStopping after this step, with a checkpoint. "
+            b"Once more to leave at once, without one.\n",
+        )
+
+    def _pass_on(self) -> None:
+        if self._attempt is not None:
+            why = "interrupted" if self._code == ExitCode.INTERRUPTED else "told to end"
+            request_stop(self._attempt.stop_file, self._code, why=why)
+
+    def _force(self) -> None:
+        self.overdue = True
+
+
+@contextmanager
+def _registered(folder: RunFolder, config: RunConfig) -> Iterator[None]:
+    """While entered, supervisor.json in the run's folder says who supervises it."""
+    file = folder.path / "supervisor.json"
+    known = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "backend": config.launcher.kind,
+    }
+    file.write_text(json.dumps(known) + "\n", "utf-8")
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
