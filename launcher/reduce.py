@@ -14,7 +14,7 @@ ORDERLY = (ExitCode.DONE, ExitCode.AGAIN, ExitCode.INTERRUPTED)
 @dataclass(frozen=True)
 class Death:
     """A process that ended without an outcome. rank: None if it was no rank but, for example, the
-    agent of a node. how: "killed by signal 9 (SIGKILL)" or the like."""
+    agent of a node. how: "was killed by signal 9 (SIGKILL)" or the like."""
 
     rank: int | None
     how: str

@@ -32,7 +32,8 @@ USAGE = "usage: python -P -m launcher.worker RUN_DIR ATTEMPT    (with RANK and W
 
 def main(argv: list[str] | None = None) -> int:
     """The rank that the environment names, of the run in argv[0] and its attempt argv[1]."""
-    if os.environ.get(SUPERVISED):
+    supervised = bool(os.environ.get(SUPERVISED))
+    if supervised:
         die_with_parent(os.getppid())
     argv = sys.argv[1:] if argv is None else argv
     if len(argv) != 2 or not argv[1].isdecimal():
@@ -54,7 +55,10 @@ def main(argv: list[str] | None = None) -> int:
         with _process_group(world):
             return _train(config, folder, attempt)
 
-    return run_rank(work, attempt=attempt, rank=rank).code
+    outcome = run_rank(work, attempt=attempt, rank=rank)
+    if outcome.message and rank == 0 and not supervised:  # a supervisor says the first cause, once
+        print(outcome.message, file=sys.stderr)
+    return outcome.code
 
 
 def run_here(config: RunConfig, folder: RunFolder, attempt: Attempt) -> Outcome:

@@ -101,7 +101,7 @@ class Agent:
             if int(exit_code) < 0:
                 found.append(Death(self._first + int(local), killed_by(-int(exit_code))))
         if code < 0:
-            found.append(Death(None, f"The agent was {killed_by(-code)}"))
+            found.append(Death(None, f"The agent {killed_by(-code)}"))
         return found
 
     def signal(self, number: int) -> None:
@@ -129,9 +129,9 @@ def killed_by(number: int) -> str:
     try:
         name = signal.Signals(number).name
     except ValueError:
-        return f"killed by signal {number}"
+        return f"was killed by signal {number}"
     hint = "; often the system, out of memory" if number == signal.SIGKILL else ""
-    return f"killed by signal {number} ({name}{hint})"
+    return f"was killed by signal {number} ({name}{hint})"
 
 
 def _is_rank(pid: int) -> bool:

@@ -203,7 +203,7 @@ def test_a_rank_as_a_process_runs_the_snapshot(place) -> None:
     worker = [sys.executable, "-P", "-m", "launcher.worker", str(run.path)]
     env = {"RANK": "0", "WORLD_SIZE": "1", "PYTHONSAFEPATH": "1"}
 
-    good = place.run(*worker, env={**env, "PYTHONPATH": str(run.code)})
+    good = place.run(*worker, "1", env={**env, "PYTHONPATH": str(run.code)})
     assert good.code == 0, good.text
     assert good.out.startswith("step 1/1 ")
     outcome = run.attempt(1).outcome(0)
@@ -211,7 +211,7 @@ def test_a_rank_as_a_process_runs_the_snapshot(place) -> None:
     assert (outcome.code, outcome.step) == (ExitCode.DONE, 1)
 
     run.new_attempt()
-    bad = place.run(*worker, env={**env, "PYTHONPATH": str(HOME)})
+    bad = place.run(*worker, "2", env={**env, "PYTHONPATH": str(HOME)})
     assert bad.code == ExitCode.BUG
     outcome = run.attempt(2).outcome(0)
     assert outcome is not None

@@ -36,6 +36,7 @@ def test_the_groups() -> None:
         "checkpoint",
         "cluster",
         "logging",
+        "resilience",
     }
 
 

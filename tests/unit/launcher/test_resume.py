@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.problems import Stop
-from launcher.resume import continued, open_run
+from launcher.resume import continued, given_now, open_run
 from launcher.run_config import RunConfig
 from launcher.run_dir import NewRun, RunFolder, create
 from trainer.exit_codes import ExitCode
@@ -127,7 +127,7 @@ def test_a_continued_run_keeps_its_settings_but_for_this_attempt(
     changes = {"cache_dir": "/elsewhere", "processes": 3, "accept_changed": True}
     given = replace(auto, data=replace(auto.data, **changes))
     assert opened(given)[0] == folder
-    found = continued(folder, given)
+    found = continued(folder, given_now(given))
     assert found == replace(tiny, id="x", data=replace(tiny.data, **changes))
 
 
