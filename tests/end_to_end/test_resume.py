@@ -1,5 +1,6 @@
 """A run that its system kills, as a process of its own, and what the next attempt makes of it."""
 
+import dataclasses
 import json
 import os
 import pickle
@@ -166,3 +167,22 @@ def test_sigterm_to_a_whole_process_group_still_saves(place):
     assert code == 0, out
     assert f"resuming after step {step} from" in out
     assert_same_end(place, "preempted")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["save.slice", "save.rename", "save.retire", "save.staged"])
+def test_killed_while_it_saves_in_the_background_a_run_ends_the_same(place, point):
+    folder, name = place / "background", point.replace(".", "-")
+    folder.mkdir(exist_ok=True)
+    config = pickle.loads((place / "config.pickle").read_bytes())
+    checkpoint = dataclasses.replace(config.checkpoint, async_=True, keep=1)
+    config = dataclasses.replace(config, checkpoint=checkpoint)
+    (folder / "config.pickle").write_bytes(pickle.dumps(config))
+    (folder / "worker.py").write_text(WORKER)
+    code, out = finish(start(folder, name, faults=f"kill@{point},step=4"))
+    assert code == -signal.SIGKILL, out
+    code, out = finish(start(folder, name, attempt=2))
+    assert code == 0, out
+    assert "resuming after step" in out
+    assert checkpoints_of(folder / name) == ["step_00000008"]
+    assert_same_end(place, f"background/{name}")

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from trainer.ranks import is_sharded
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True)
@@ -39,22 +43,28 @@ def shards_of(tensors: Mapping[str, Tensor]) -> dict[str, Shard]:
 
 
 def shard_of(tensor: Tensor) -> Shard:
-    """This rank's part of `tensor`; all of it when it is not sharded.
-
-    Where a DTensor's shard lies is worked out here: torch's own function makes an index of all its
-    rows, which takes more memory than the rows of a large table (eight bytes each, twice).
-    """
+    """This rank's part of `tensor`; all of it when it is not sharded."""
+    if is_sharded(tensor):
+        return _of_dtensor(tensor)
     size = tuple(tensor.shape)
-    if not is_sharded(tensor):
-        return Shard(tensor.detach(), (0,) * len(size), size)
+    return Shard(tensor.detach(), (0,) * len(size), size)
+
+
+def _of_dtensor(tensor: DTensor) -> Shard:
+    """Where a DTensor's part lies is worked out here: torch's own function makes an index of all
+    its rows, and of a large table that takes gigabytes."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor import Shard as Sharded
+
     mesh, here = tensor.device_mesh, tensor.device_mesh.get_coordinate()
     assert here is not None, "every rank is in every mesh"
-    offsets, left, holders = [0] * len(size), list(size), 1
+    size, holders = tuple(tensor.shape), 1
+    offsets, left = [0] * len(size), list(size)
     for axis, placement in enumerate(tensor.placements):
-        if placement.is_replicate():
+        if isinstance(placement, Replicate):
             continue
-        assert type(placement).__name__ == "Shard", placement
-        dim, parts = placement.dim, mesh.size(axis)  # pyright: ignore[reportAttributeAccessIssue]
+        assert type(placement) is Sharded, placement
+        dim, parts = placement.dim, mesh.size(axis)
         each = -(-left[dim] // parts)
         low = min(here[axis] * each, left[dim])
         offsets[dim] += low
