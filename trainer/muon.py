@@ -71,13 +71,15 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     Newton-Schulz: X <- a X + (b A + c A^2) X with A = X X^T, from X of Frobenius norm one.
     """
     tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.mT if tall else matrices
+    stack = matrices.reshape(-1, *matrices.shape[-2:])
+    x = stack.mT if tall else stack
     norm = torch.linalg.matrix_norm(x, keepdim=True)
     x = x / torch.where(norm > 0, norm, 1.0)
     for a, b, c in STEPS:
         square = x @ x.mT
-        x = a * x + (b * square + c * square @ square) @ x
-    return x.mT if tall else x
+        factor = torch.baddbmm(square, square, square, beta=b, alpha=c)
+        x = torch.baddbmm(x, factor, x, beta=a)
+    return (x.mT if tall else x).reshape(matrices.shape)
 
 
 @dataclass(frozen=True)

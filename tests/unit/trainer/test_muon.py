@@ -17,7 +17,8 @@ def test_singular_values_come_near_one_and_vectors_stay(shape):
     assert (out - u @ v).norm() / (u @ v).norm() < 0.05
 
 
-def test_a_zero_matrix_stays_zero():
+def test_a_zero_matrix_stays_zero_and_none_at_all_is_well():
+    assert orthogonalised(torch.zeros(0, 4, 3)).shape == (0, 4, 3)
     assert torch.equal(orthogonalised(torch.zeros(2, 4, 3)), torch.zeros(2, 4, 3))
 
 

@@ -1,5 +1,6 @@
 """The published recipe: a rule for every parameter, and a run that learns and resumes by it."""
 
+import copy
 import json
 import re
 from dataclasses import replace
@@ -10,7 +11,8 @@ import torch
 
 from model.config import ModelConfig
 from model.transformer import DeepseekV41
-from trainer.optim import build_optimizer, optimizer_tensors
+from trainer.config import OptimConfig
+from trainer.optim import ParameterOptimizer, build_optimizer, optimizer_tensors
 from trainer.recipe import row_blocks, rule_of
 
 CONFIG = ModelConfig.from_released(
@@ -82,3 +84,33 @@ def test_a_step_moves_every_parameter_by_its_own_rule(config):
     assert kinds.keys() == trained.keys()
     assert kinds["embed.weight"] == kinds["layers.0.attn.wq_a.weight"] == {"momentum"}
     assert kinds["norm.weight"] == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_a_run_repeats_bit_for_bit_and_goes_on_from_its_state(model):
+    optim = OptimConfig("pretrain", 1e-2, 0, 0, 0, 0.0, 0.9, 0.95, 1e-20, 0.1, 5.0)
+
+    def start() -> tuple[DeepseekV41, ParameterOptimizer]:
+        made = copy.deepcopy(model).to_empty(device="cpu")
+        for number, parameter in enumerate(made.parameters()):
+            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(number))
+        return made, build_optimizer(made, optim, CONFIG)
+
+    def learn(made: DeepseekV41, optimizer: ParameterOptimizer, steps: range) -> None:
+        for step in steps:
+            random = torch.Generator().manual_seed(1000 + step)
+            for parameter in made.parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=random)
+            optimizer.step()
+
+    through, again, stopped = start(), start(), start()
+    learn(*through, range(2))
+    learn(*again, range(2))
+    learn(*stopped, range(1))
+    resumed = build_optimizer(stopped[0], optim, CONFIG)
+    saved = optimizer_tensors(stopped[1])
+    for name, tensor in optimizer_tensors(resumed).items():
+        tensor.copy_(saved[name])
+    learn(stopped[0], resumed, range(1, 2))
+    for name, parameter in through[0].named_parameters():
+        assert torch.equal(parameter, again[0].get_parameter(name)), name
+        assert torch.equal(parameter, stopped[0].get_parameter(name)), name
