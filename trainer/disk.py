@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import pickle
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from trainer.agreement import agreed
 
 if TYPE_CHECKING:
     from trainer.ranks import Ranks
@@ -44,35 +45,12 @@ def disk_error(error: OSError, *, doing: str, path: Path) -> DiskError:
 
 @contextmanager
 def agreed_writes(ranks: Ranks, *, doing: str, path: Path) -> Iterator[None]:
-    """Turn a failure of any rank into an exception on all of them, an OSError met below `path` into
-    DiskError.
-
-    All ranks enter together; one that left alone would let the others wait for it for ever. A rank
-    that did not fail raises what the first failing one did, with its number.
-    """
-    error: Exception | None = None
-    try:
-        yield
-    except OSError as failure:
-        error = disk_error(failure, doing=doing, path=path)
-    except Exception as failure:
-        error = failure
-    if not ranks.any(error is not None):
-        return
-    told = ranks.all_gather_objects(_portable(error))
-    if error is not None:
-        raise error
-    rank, theirs = next((rank, e) for rank, e in enumerate(told) if e is not None)
-    theirs.args = (f"Rank {rank}: {theirs}",)
-    raise theirs
-
-
-def _portable(error: Exception | None) -> Exception | None:
-    """The error itself, or one of the same text if it does not survive a journey."""
-    try:
-        return pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
+    """`agreed`, with an OSError met below `path` turned into DiskError."""
+    with agreed(ranks):
+        try:
+            yield
+        except OSError as failure:
+            raise disk_error(failure, doing=doing, path=path) from failure
 
 
 def describe_disk(path: Path) -> str:

@@ -10,6 +10,7 @@ import torch
 from data.loader import eval_batches
 from data.packs import PackedSet
 from trainer import phase
+from trainer.agreement import agreed_items
 from trainer.learner import Learner
 from trainer.metrics import Record
 from trainer.ranks import Ranks
@@ -34,14 +35,15 @@ def evaluate(
 ) -> EvalResult:
     """Evaluate on the first `count` packs, the same at every step. Changes nothing."""
     sums = torch.zeros(2, dtype=torch.float64)  # loss, labels
-    for batch in eval_batches(
+    mine = eval_batches(
         packs,
         count=count,
         packs_per_micro_batch=packs_per_micro_batch,
         rank=learner.mesh.dp_index,
         ranks=learner.mesh.dp_size,
         stretch=learner.stretch,
-    ):
+    )
+    for batch in agreed_items(mine, ranks):
         window = learner.store.open_window([batch.engram_rows])
         out = forward(learner, batch, window.rows(0))
         assert out.loss_sum is not None

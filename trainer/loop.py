@@ -14,6 +14,7 @@ from data.cache.prepare import PreparedSource
 from data.loader import batches
 from model.engram.store import RowStore
 from trainer import faults, phase
+from trainer.agreement import agreed_items
 from trainer.config import TrainerConfig
 from trainer.exit_codes import ExitCode
 from trainer.failures import failure_outcome
@@ -126,7 +127,7 @@ def remaining_steps(run: Run) -> Generator[list[Batch], None, None]:
         stretch=run.learner.stretch,
     )
     with closing(steps):
-        yield from read_ahead(steps, run.learner.store)
+        yield from read_ahead(agreed_items(steps, run.ranks), run.learner.store)
 
 
 def read_ahead(steps: Iterator[list[Batch]], store: RowStore) -> Iterator[list[Batch]]:
