@@ -34,8 +34,9 @@ class Exchange:
     device; rows and gradients between the devices.
     """
 
-    def __init__(self, world: Group) -> None:
-        """All ranks together. ValueError, on all of them, where numbers arrive changed."""
+    def __init__(self, world: Group, *, device: torch.device | None = None) -> None:
+        """device: of rows and gradients, the CPU by default. All ranks together; ValueError, on all
+        of them, where numbers arrive changed."""
         self.rank, self.size, self._sent = world.rank, world.size, 0
         self.hosts = Group()
         if self.size == 1:
@@ -45,7 +46,7 @@ class Exchange:
         hosts = rows if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
         assert isinstance(rows, dist.ProcessGroup) and isinstance(hosts, dist.ProcessGroup)
         self._rows, self.hosts = rows, Group(world.rank, world.size, hosts)
-        self._probe()
+        self._probe(device or torch.device("cpu"))
 
     def all_to_all(self, numbers: Tensor) -> Tensor:
         """numbers int64 [size, ...], on the host: what each rank has at this rank's place."""
@@ -77,23 +78,27 @@ class Exchange:
         works = dist.batch_isend_irecv(operations) if operations else []
         return Pending(works, [operation.tensor for operation in operations])
 
-    def _probe(self) -> None:
+    def _probe(self, device: torch.device) -> None:
         """Send every rank a pattern that names both sides, of a length of its own, in each of the
         types that will travel: network plug-ins have returned shifted ids without an error."""
         others = [rank for rank in range(self.size) if rank != self.rank]
         counts = _pattern(torch.arange(self.size), self.rank, torch.arange(self.size))
         wanted = _pattern(torch.full((self.size,), self.rank), torch.arange(self.size), self.rank)
         bad = not torch.equal(self.all_to_all(counts), wanted)
-        for kind in (torch.int32, torch.float32):
+        for kind, place in ((torch.int32, torch.device("cpu")), (torch.float32, device)):
 
-            def message(sender: int, receiver: int, kind: torch.dtype = kind) -> Tensor:
+            def message(
+                sender: int,
+                receiver: int,
+                kind: torch.dtype = kind,
+                place: torch.device = place,
+            ) -> Tensor:
                 steps = torch.arange(3 + (5 * sender + 7 * receiver) % 11)
-                return _pattern(steps, sender, receiver).to(torch.int32).view(kind)
+                return _pattern(steps, sender, receiver).to(torch.int32).view(kind).to(place)
 
-            send = {rank: message(self.rank, rank) for rank in others}
             wanted = {rank: message(rank, self.rank) for rank in others}
             receive = {rank: torch.zeros_like(tensor) for rank, tensor in wanted.items()}
-            self.begin(send, receive).wait()
+            self.begin({rank: message(self.rank, rank) for rank in others}, receive).wait()
             bad |= any(
                 not torch.equal(receive[rank].view(torch.int32), wanted[rank].view(torch.int32))
                 for rank in others

@@ -63,8 +63,8 @@ class OwnerStore:
         self.looks_ahead = self.mesh.world.size > 1
         owners, replicas = self.mesh.owners.size, self.mesh.replicas.size
         self._division = Division(self.rows, owners, replicas)
-        self._exchange = Exchange(self.mesh.world)
         self._dim, self._device = config.engram_head_dim, device or torch.device("cpu")
+        self._exchange = Exchange(self.mesh.world, device=self._device)
         self._most = max(1, window_bytes // ((8 if learns else 4) * self._dim))
         host = config.engram.store == "host" or self._device.type == "cpu"
         self._table = torch.empty(
