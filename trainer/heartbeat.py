@@ -96,6 +96,7 @@ class Heartbeat:
             "time": now,
             "beat": self._beat,
             "step": phase.here.step,
+            "steps": phase.here.steps,
             "phase": name,
             "phase_since": now - (clock - since),
             "turn": phase.here.turn,

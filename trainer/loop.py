@@ -65,7 +65,7 @@ def train(
             say=say,
             sources=sources,
         )
-        phase.step_done(run.state.step)
+        phase.continue_after(run.state.step)
     except KeyboardInterrupt:
         return Outcome(ExitCode.INTERRUPTED, "interrupted", 0, "Stopped before the first step.")
     except Exception as error:

@@ -19,8 +19,9 @@ from trainer import faults
 class Phases:
     """The phases of one rank; entered by its main thread, read by others at any time.
 
-    step: the one under way. turn: how many phases were entered. progress: grows whenever something
-    was done, also within long phases and by other threads. seconds: by phase, of those left.
+    step: the one under way. steps: done since the beginning. turn: how many phases were entered.
+    progress: grows whenever something was done, also within long phases and by other threads.
+    seconds: by phase, of those left.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,6 +31,7 @@ class Phases:
     def begin(self) -> None:
         """Nothing has been done yet."""
         self.step = 1
+        self.steps = 0
         self.turn = 0
         self.progress = 0
         self.seconds: dict[str, float] = {}
@@ -49,10 +51,16 @@ class Phases:
         """Something was done within a phase that can be long."""
         self.progress += 1
 
-    def step_done(self, step: int) -> None:
-        """`step` steps are done, those of earlier attempts included."""
+    def continue_after(self, step: int) -> None:
+        """Earlier attempts did `step` steps."""
         self.step = step + 1
+
+    def step_done(self, step: int) -> None:
+        """One more is done; `step` in all, those of earlier attempts included."""
+        self.step = step + 1
+        self.steps += 1
 
 
 here = Phases()
 begin, enter, tick, step_done = here.begin, here.enter, here.tick, here.step_done
+continue_after = here.continue_after

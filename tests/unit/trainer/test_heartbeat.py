@@ -36,7 +36,7 @@ def test_it_tells_what_the_main_thread_does(tmp_path: Path) -> None:
         first = beat(tmp_path, 3)
         assert (first["rank"], first["pid"], first["step"]) == (3, os.getpid(), 1)
         assert (first["phase"], first["turn"], first["waiting"]) == ("start", 0, False)
-        phase.step_done(8)
+        phase.continue_after(8)
         phase.enter("forward")
         until(lambda: beat(tmp_path, 3)["turn"] == 1)
         later = beat(tmp_path, 3)

@@ -33,10 +33,12 @@ def test_time_is_booked_on_the_phase_that_took_it() -> None:
 def test_steps_are_counted_from_what_earlier_attempts_did() -> None:
     phases = Phases()
     assert phases.step == 1
-    phases.step_done(40)
-    assert phases.step == 41
+    phases.continue_after(40)
+    assert (phases.step, phases.steps) == (41, 0)
+    phases.step_done(41)
+    assert (phases.step, phases.steps) == (42, 1)
     phases.begin()
-    assert (phases.step, phases.turn, phases.now[0]) == (1, 0, "start")
+    assert (phases.step, phases.steps, phases.turn, phases.now[0]) == (1, 0, 0, "start")
 
 
 def test_a_phase_is_a_point_where_a_fault_can_strike() -> None:
