@@ -20,6 +20,6 @@ def held_part(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     shape, offset = compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, tensor.placements
     )
-    local = tensor.detach().to_local()
+    local = tensor.to_local().detach()
     assert tuple(local.shape) == tuple(shape), (tensor.placements, local.shape, shape)
     return local, tuple(offset)
