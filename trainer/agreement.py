@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -35,12 +35,18 @@ def agreed(ranks: Ranks) -> Iterator[None]:
     raise theirs
 
 
-def agreed_items(items: Iterator[T], ranks: Ranks) -> Iterator[T]:
-    """The same items, equally many on all ranks; what one rank's source raises is raised on all."""
+def agreed_items(
+    items: Iterator[T], ranks: Ranks, *, arrived: Callable[[], None] = lambda: None
+) -> Iterator[T]:
+    """The same items, equally many on all ranks; what one rank's source raises is raised on all.
+
+    arrived: called when an item is here, before the other ranks' are waited for.
+    """
     end = object()
     while True:
         with agreed(ranks):
             item = next(items, end)
+            arrived()
         if item is end:
             return
         yield item  # pyright: ignore[reportReturnType]

@@ -43,7 +43,7 @@ ACTIONS = {
 PHASES = {
     "start": "data, model and the newest checkpoint are made ready",
     "data": "wait for the loader's micro-batches",
-    "count": "agree on the step's token counts; here ranks wait for one whose data is late",
+    "count": "agree on data and token counts; here ranks wait for one whose data is late",
     "engram": "fetch Engram rows for the next micro-batches",
     "forward": "a micro-batch forward",
     "backward": "a micro-batch backward",

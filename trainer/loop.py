@@ -127,7 +127,9 @@ def remaining_steps(run: Run) -> Generator[list[Batch], None, None]:
         stretch=run.learner.stretch,
     )
     with closing(steps):
-        yield from read_ahead(agreed_items(steps, run.ranks), run.learner.store)
+        # Whoever watches must see which rank's data are late: the others are a phase further.
+        told = agreed_items(steps, run.ranks, arrived=lambda: phase.enter("count"))
+        yield from read_ahead(told, run.learner.store)
 
 
 def read_ahead(steps: Iterator[list[Batch]], store: RowStore) -> Iterator[list[Batch]]:
