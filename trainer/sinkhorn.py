@@ -145,9 +145,9 @@ def _end_round(square: Tensor, row: Tensor, column: Tensor) -> None:
 
 def _mean(values: Tensor, group: Group) -> Tensor:
     """Over all ranks, fp64."""
-    total = torch.stack([values.sum(dtype=torch.float64), values.new_tensor(len(values)).double()])
-    total = group.all_reduce_sum(total)
-    return total[0] / total[1]
+    own = values.sum(dtype=torch.float64)
+    total, count = group.all_reduce_sum(torch.stack([own, torch.full_like(own, len(values))]))
+    return total / count
 
 
 def _divisor(norm: Tensor) -> Tensor:

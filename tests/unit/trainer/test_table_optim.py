@@ -16,12 +16,12 @@ from data.corpus import load_corpus
 from data.loader import batches
 from model.parallel.mesh import Mesh
 from tests.memory import peak_bytes
-from trainer import table_optim
+from trainer import sinkhorn, table_optim
 from trainer.config import TrainerConfig
 from trainer.learner import build_learner
 from trainer.ranks import Ranks
 from trainer.step import StepSettings, train_step
-from trainer.table_optim import RowwiseAdagrad, SparseAdam
+from trainer.table_optim import RowwiseAdagrad, SinkhornTables, SparseAdam
 
 ROWS, DIM, LR = 40, 6, 0.1
 
@@ -128,6 +128,15 @@ def test_a_step_needs_memory_for_rows_it_has_read_and_no_more(rule):
     assert 0 < few < many / 5
     assert larger == many
     assert many <= 6 * 4 * table_optim.TILE_VALUES
+
+
+def test_whole_tables_learn_without_a_second_table_in_memory():
+    table = torch.zeros(200_000, 64)
+    optimizer = SinkhornTables(store_of(table))
+    ids, grads = torch.arange(0, 200_000, 100), torch.ones(2000, 64)
+    peak = peak_bytes(lambda: optimizer.step([ids], [grads], lr=LR))
+    assert peak <= 4 * 4 * len(table) + 4 * 4 * sinkhorn.TILE_VALUES["cpu"]
+    assert peak < 0.2 * table.nbytes
 
 
 @pytest.mark.parametrize("rule", ["sinkhorn", "sparse_adam", "rowwise_adagrad", "frozen"])
