@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -129,6 +130,41 @@ def test_what_four_ranks_saved_loads_into_any_mesh(
     # What all ranks hold is not written by the first alone.
     sizes = [files[f"__{rank}_0.distcp"]["size"] for rank in range(4)]
     assert max(sizes) < 1.6 * sum(sizes) / 4
+
+
+def save_again_and_again(folder: Path) -> list[int]:
+    """How many plans were made for saves of equal, equal, more, and again equal tensors."""
+    checkpoints, made = opened(folder), []
+    tensors = cut(whole_tensors(), ep=1, owners=2, copies=1)
+    plan = DefaultSavePlanner._create_global_plan
+
+    def counted(self, plans):
+        made.append(len(plans))
+        return plan(self, plans)
+
+    DefaultSavePlanner._create_global_plan = counted
+    try:
+        for step, more in enumerate(({}, {}, {"new": torch.ones(3)}, {"new": torch.ones(3)})):
+            named = tensors | more
+            for tensor in named.values():
+                (tensor.to_local() if isinstance(tensor, DTensor) else tensor).add_(1)
+            checkpoints.save(named, TrainState(0, 2, "d", "p", step=step))
+            target = {
+                name: torch.zeros(tensor.shape, dtype=tensor.dtype)
+                for name, tensor in named.items()
+            }
+            checkpoints.load(checkpoints.path(step), target)
+            for name, tensor in named.items():
+                whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+                assert torch.equal(target[name], whole), (step, name)
+    finally:
+        DefaultSavePlanner._create_global_plan = plan
+    return made
+
+
+def test_saves_that_are_cut_alike_are_planned_once(ranks: Pool, tmp_path: Path) -> None:
+    first, second = ranks.run(2, save_again_and_again, tmp_path)
+    assert first == [2, 2] and second == []
 
 
 def fail_on_one_rank(folder: Path, staging: int | None) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from itertools import count
 from pathlib import Path
 
 from torch import Tensor
@@ -27,6 +28,8 @@ from trainer.checkpoint.writing import SLICE_BYTES, LiveSource, Source, write_te
 from trainer.disk import agreed_writes, sync_folder
 from trainer.ranks import Ranks
 from trainer.state import TrainState
+
+_NUMBER = count()
 
 
 class Checkpoints:
@@ -56,6 +59,7 @@ class Checkpoints:
         self._say = say
         self._staging = staging
         self._slice_bytes = slice_bytes
+        self._plan_key = f"checkpoints {next(_NUMBER)} of this process"
         self._whole: set[Path] = set()  # written or verified by this process
         self._damaged: set[Path] = set()
         self._in_flight: BackgroundSave | None = None
@@ -195,6 +199,7 @@ class Checkpoints:
                     step=state.step,
                     ranks=ranks,
                     slice_bytes=self._slice_bytes,
+                    plan_key=self._plan_key,
                 )
                 faults.reach("save.tensors", folder=temporary, **here)
             written = ranks.all_gather_objects(mine)
