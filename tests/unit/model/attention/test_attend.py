@@ -153,6 +153,40 @@ def test_values_and_gradients(layout: str, window: int, chosen: int, relative: C
             assert relative(one, torch.zeros_like(one) if other is None else other) < 1e-5
 
 
+@pytest.mark.parametrize("layout", ["documents and padding", "one document"])
+@pytest.mark.parametrize("window", [1, 8, 40])
+@pytest.mark.parametrize("cut", [5, 48])
+def test_two_parts_make_the_whole(layout: str, window: int, cut: int, relative: Callable) -> None:
+    """The second with the keys before it that its window reaches."""
+    p = problem(LAYOUTS[layout], chosen=5)
+    whole, parts = prepared(p, torch.float32), prepared(p, torch.float32)
+    wanted = fast(whole, window=window, workspace=1 << 20)
+    before = min(window - 1, cut)
+
+    def part(low: int, high: int, before: int) -> Tensor:
+        own = slice(low, high)
+        assert parts.selected is not None
+        return fast(
+            parts._replace(
+                q_latent=parts.q_latent[own],
+                kv=parts.kv[low - before : high],
+                angles=parts.angles[own],
+                start=parts.start[own] - low,
+                selected=parts.selected[own],
+            ),
+            window=window,
+            workspace=50_000,
+        )
+
+    found = torch.cat([part(0, cut, 0), part(cut, len(p.start), before)])
+    assert relative(found, wanted) < 1e-6
+    weight = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(9))
+    grads = torch.autograd.grad((found * weight).sum(), learned(parts))
+    whole_grads = torch.autograd.grad((wanted * weight).sum(), learned(whole))
+    for one, other in zip(grads, whole_grads, strict=True):
+        assert relative(one, other) < 1e-5
+
+
 def test_a_query_that_sees_nothing_gives_zero_and_no_gradient() -> None:
     p = prepared(problem([-40], chosen=3), torch.float32)
     out = fast(p, window=8, workspace=1 << 20)
