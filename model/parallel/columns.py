@@ -32,5 +32,7 @@ class Columns:
         return by_rank[:, self.group.rank].flatten(0, 1)
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        """The stretches of a per-token tensor, views."""
+        """The stretches of a per-token tensor, views; one alone is the tensor itself."""
+        if self.stretches == 1:
+            return (x,)
         return x.split(x.shape[0] // self.stretches)
