@@ -87,17 +87,19 @@ def run(rank: int, args: argparse.Namespace, port: int, answers: Any) -> None:
         "baseline": lambda: baseline(tables, ids, grad),
     }
     report: dict[str, Any] = {"unique_share": ids.unique().numel() / ids.numel()}
-    results = {}
+    results, bytes_sent = {}, {}
     for name, once in cases.items():
         values, gradient, sent = once()
         results[name] = (values, gradient.sum(0))
+        bytes_sent[name] = torch.tensor([float(sent)])
+        dist.all_reduce(bytes_sent[name])
         del values, gradient
-        seconds = [timed(once) for _ in range(args.repeats)]
-        bytes_sent = torch.tensor([float(sent)])
-        dist.all_reduce(bytes_sent)
+    # In turns, so that other work on the machine disturbs both alike.
+    turns = [{name: timed(once) for name, once in cases.items()} for _ in range(args.repeats)]
+    for name in cases:
         report[name] = {
-            "seconds": statistics.median(seconds),
-            "bytes_sent_per_rank": int(bytes_sent.item() / args.ranks),
+            "seconds": statistics.median(turn[name] for turn in turns),
+            "bytes_sent_per_rank": int(bytes_sent[name].item() / args.ranks),
         }
     for one, other in zip(*results.values(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-2)
@@ -128,6 +130,7 @@ def timed(once: Callable[[], object]) -> float:
 
 def ours(tables: OwnerStore, ids: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, int]:
     """The values of all reads, the gradient of this rank's rows that were read, and bytes sent."""
+    values = torch.empty(0)
     for window in tables.windows([ids]):
         (rows,) = window.rows(0)
         where = rows.inverse.flatten()
