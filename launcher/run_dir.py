@@ -191,6 +191,15 @@ class Attempt:
         temporary.write_text(json.dumps(outcome.to_dict(), indent=1) + "\n", "utf-8")
         temporary.replace(file)
 
+    def ending(self) -> str | None:
+        """What follows this attempt (see `launcher.decide.Next`), once it has ended."""
+        try:
+            lines = (self.path / "events.jsonl").read_text("utf-8").splitlines()
+        except FileNotFoundError:
+            return None
+        ends = [event for event in map(json.loads, lines) if event["event"] == "end"]
+        return ends[-1].get("next", "stop") if ends else None
+
     def event(self, kind: str, **details: object) -> None:
         """Append a line to events.jsonl: what the launcher did and saw, with the time (UTC)."""
         line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": kind}

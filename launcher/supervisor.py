@@ -52,7 +52,7 @@ def supervise(
     given: settings of the data for these attempts alone. Ctrl-C and SIGTERM ask the ranks to
     checkpoint and end; a second one ends them at once. Stop when an attempt cannot be begun.
     """
-    backend = backend or backend_of(config)
+    backend = backend or backend_of(config, say=say)
     limits, ends = config.resilience, []
     plan = Plan(
         folder,

@@ -17,6 +17,7 @@ COMMANDS = {
     "doctor": ("launcher.doctor.command", "is this machine fit for a run, and if not, the fix"),
     "export": ("launcher.export", "write a run's model as a folder of safetensors"),
     "generate": ("launcher.generate", "sample text from a run's newest checkpoint"),
+    "join": ("launcher.join", "take part in a run of several nodes that another one supervises"),
     "logs": ("launcher.runs.logs", "what a rank printed, or prints"),
     "plan": ("launcher.plan.command", "bytes per rank and the mesh of a run, before it starts"),
     "plot": ("trainer.plot", "draw the loss curves of runs to a PNG"),

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from launcher.backends.protocol import Plan
@@ -27,16 +28,25 @@ _EXIT = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 
 
 class Torchrun:
-    """The backend of launcher=torchrun; `node` is this machine's place among those of the plan."""
+    """The backend of launcher=torchrun, on the first node."""
 
-    def __init__(self, config: TorchrunConfig) -> None:
-        self._config = config
+    def __init__(self, config: TorchrunConfig, *, say: Callable[[str], None]) -> None:
+        self._config, self._say = config, say
 
     def start(self, attempt: Attempt, plan: Plan) -> Agent:
         """Write where the ranks meet, and start this machine's share."""
         host = self._host(plan)
         place = {"host": host, "port": self._port(host), "nodes": plan.nodes, "world": plan.world}
-        meeting_file(attempt).write_text(json.dumps(place) + "\n", "utf-8")
+        file = meeting_file(attempt)
+        temporary = file.with_suffix(".tmp")
+        temporary.write_text(json.dumps({**place, "grace_s": plan.grace_s}) + "\n", "utf-8")
+        temporary.replace(file)
+        if plan.nodes > 1 and attempt.number == 1:
+            others = "1" if plan.nodes == 2 else f"1 to {plan.nodes - 1}"
+            self._say(
+                f"This is node 0 of {plan.nodes}. On the other{'s' * (plan.nodes > 2)}, for "
+                f"NODE = {others}:  dsv41 join {plan.folder.path} --node NODE"
+            )
         return Agent(attempt, plan, node=0, host=host, port=place["port"])
 
     def _host(self, plan: Plan) -> str:
@@ -117,10 +127,17 @@ def meeting_file(attempt: Attempt) -> Path:
     return attempt.path / "rendezvous.json"
 
 
-def join(folder: RunFolder, attempt: Attempt, *, node: int, grace_s: float) -> Agent:
-    """This machine's share of an attempt that the first node has begun."""
+def join(folder: RunFolder, attempt: Attempt, *, node: int) -> Agent:
+    """This machine's share of an attempt that the first node has begun. Stop 2 for a node that it
+    has no place for."""
     place = json.loads(meeting_file(attempt).read_text("utf-8"))
-    plan = Plan(folder, world=place["world"], nodes=place["nodes"], grace_s=grace_s)
+    if not 0 < node < place["nodes"]:
+        raise Stop(
+            ExitCode.USAGE,
+            f"node {node} has no place in {folder.path}, which runs on {place['nodes']} nodes; "
+            f"use --node 1 to {place['nodes'] - 1}",
+        )
+    plan = Plan(folder, world=place["world"], nodes=place["nodes"], grace_s=place["grace_s"])
     return Agent(attempt, plan, node=node, host=place["host"], port=place["port"])
 
 
