@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Literal, get_args
 
 from data.config import DataConfig
@@ -18,6 +19,7 @@ from trainer.mesh_rules import (
     packs_reach_all_ranks,
     steps_are_dealt_out_evenly,
 )
+from trainer.tracking.config import WandbConfig
 
 
 def _whole(key: str, value: int, *, least: int) -> list[str]:
@@ -269,15 +271,23 @@ class LoggingConfig:
     """A metrics record and a progress line every N steps, and after the last step.
 
     samples: every N steps, and after the last, also two short texts that the model writes; 0 =
-    never.
+    never. tensorboard: also event files for TensorBoard, in the run's folder.
     """
 
     every: int = 1
     samples: int = 0
+    tensorboard: bool = False
+    wandb: WandbConfig = field(default_factory=WandbConfig)
 
     def problems(self) -> list[str]:
         found = _whole("logging.every", self.every, least=1)
-        return found + _whole("logging.samples", self.samples, least=0)
+        found += _whole("logging.samples", self.samples, least=0)
+        if self.tensorboard and find_spec("tensorboard") is None:
+            found.append(
+                "logging.tensorboard=true needs a package that is not installed: "
+                "pip install tensorboard, or leave it false"
+            )
+        return found
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from trainer.progress import ProgressView
 from trainer.ranks import Ranks
 from trainer.samples import say_samples
 from trainer.state import TrainState
+from trainer.tracking.views import Views
 
 
 @dataclass
@@ -30,6 +31,7 @@ class Run:
     checkpoints: Checkpoints
     metrics: MetricsLog | None
     progress: ProgressView
+    views: Views
     state: TrainState
     save_seconds: float = 0.0  # of the longest save that was waited for
 
@@ -38,6 +40,7 @@ class Run:
         with agreed_writes(self.ranks, doing="writing the metrics", path=self.checkpoints.folder):
             if self.metrics is not None:
                 self.metrics.write(record)
+        self.views.show(record)
 
     def evaluate(self) -> None:
         """Measure the loss on held-out packs, record it and say it."""
@@ -56,9 +59,9 @@ class Run:
         )
 
     def say_samples(self) -> None:
-        """Say what the model writes."""
+        """Say what the model writes, and show it."""
         phase.enter("samples")
-        say_samples(
+        texts = say_samples(
             self.config,
             self.learner,
             self.corpus.heldout,
@@ -66,6 +69,7 @@ class Run:
             ranks=self.ranks,
             say=self.progress.say,
         )
+        self.views.show_samples(self.state.step, texts)
 
     def save(self, *, wait: bool) -> None:
         """Write the checkpoint of this step; without `wait`, in the background where that is set.
@@ -107,7 +111,7 @@ class Run:
             self._say_saved(step)
 
     def close(self) -> None:
-        """Finish a save in the background; release the terminal, the metrics and the tables."""
+        """Finish a save in the background; release terminal, metrics and tables; end the views."""
         phase.enter("close")
         step = self.checkpoints.close()
         if step is not None:
@@ -116,6 +120,7 @@ class Run:
         self.learner.store.close()
         if self.metrics is not None:
             self.metrics.close()
+        self.views.close(done=self.state.step == self.config.train.steps)
 
     def _say_saved(self, step: int) -> None:
         self.progress.say(f"step {step}: saved {self.checkpoints.path(step)}")

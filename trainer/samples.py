@@ -28,14 +28,15 @@ def say_samples(
     step: int,
     ranks: Ranks,
     say: Say,
-) -> None:
+) -> list[tuple[str, str]]:
     """Say how the model goes on from the first words of COUNT held-out packs.
 
-    COUNT * 32 forwards of up to 48 tokens. Changes nothing; the same at every resume. All ranks
-    call it.
+    Returns pairs of these words and how they go on. COUNT * 32 forwards of up to 48 tokens. Changes
+    nothing; the same at every resume. All ranks call it.
     """
     tokenizer = load_tokenizer(config.data.tokenizer)
     hasher = RowHasher.for_model(config.model, tokenizer=config.data.tokenizer)
+    texts = []
     for number, prompt in enumerate(_prompts(config, heldout)):
         tokens = generate(
             NextToken(learner.model, learner.store, hasher),
@@ -49,6 +50,8 @@ def say_samples(
         begun, added = tokenizer.decode(prompt[1:]), tokenizer.decode(list(tokens))
         phase.tick()
         say(f"step {step}: {begun!r} goes on {added!r}")
+        texts.append((begun, added))
+    return texts
 
 
 def _prompts(config: TrainerConfig, heldout: PackedSet) -> list[list[int]]:

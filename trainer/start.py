@@ -21,6 +21,7 @@ from trainer.progress import BarProgress, LineProgress, ProgressView, Say
 from trainer.ranks import Ranks
 from trainer.run import Run
 from trainer.state import TrainState, mesh_text
+from trainer.tracking.views import Views, open_views
 
 PATIENCE = 5.0  # seconds of silence while reading weights
 
@@ -100,7 +101,12 @@ def open_run(
     progress: ProgressView = LineProgress(steps=config.train.steps, say=say)
     if ranks.first and sys.stdout.isatty():
         progress = BarProgress(steps=config.train.steps, first_step=state.step + 1)
-    return Run(config, ranks, corpus, learner, checkpoints, metrics, progress, state)
+    views = Views()
+    if ranks.first:
+        views = open_views(
+            config, run_dir=run_dir, attempt=attempt, last_step=state.step, say=progress.say
+        )
+    return Run(config, ranks, corpus, learner, checkpoints, metrics, progress, views, state)
 
 
 def _require_packs(config: TrainerConfig, corpus: Corpus) -> None:
