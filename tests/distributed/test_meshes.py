@@ -112,7 +112,6 @@ CASES = {
 }
 MANY = {
     "all on eight": (on_text, ALL),
-    "all on eight, published optimisers": (published, ALL),
     "all on eight, images": (on_pictures, ALL),
     "shard": (on_text, ParallelConfig(dp_shard=2, recompute="full")),
     "copy": (on_text, ParallelConfig(dp_replicate=2, engram_owners=1)),
@@ -133,6 +132,14 @@ def test_a_mesh_trains_like_one_rank(
 
 
 @pytest.mark.slow
+def test_twenty_steps_of_the_published_optimisers_on_eight_ranks(
+    ranks: Pool, alone: Alone, tmp_path: Path
+) -> None:
+    compare(ranks, alone.run(published, 20), tmp_path, ALL)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("task", "mesh"), MANY.values(), ids=MANY.keys())
 def test_twenty_steps_on_a_mesh_are_those_of_one_rank(
     ranks: Pool, alone: Alone, tmp_path: Path, task: Task, mesh: ParallelConfig
