@@ -40,6 +40,8 @@ def closing(
 
 def next_command(config: RunConfig, command: Sequence[str]) -> str:
     """Their own text after the built-in one; else the same for twice as long."""
+    if _resumes(command):
+        return shlex.join([*command, f"train.steps={2 * config.train.steps}"])
     kept = [w for w in command if not _sets(w, "id", "resume")]
     if config.data.source == "embedded":
         kept = [w for w in kept if not _sets(w, "data", "data.paths", "data.source", "name")]
@@ -52,6 +54,8 @@ def next_command(config: RunConfig, command: Sequence[str]) -> str:
 
 def resume_command(config: RunConfig, command: Sequence[str]) -> str:
     """The command that continues this very run."""
+    if _resumes(command):
+        return shlex.join(command)
     kept = [w for w in command if not _sets(w, "id", "resume")]
     return shlex.join([*kept, f"id={config.id}", "resume=auto"])
 
@@ -69,6 +73,11 @@ def sweep_table(points: Sequence[str], outcomes: Sequence[Outcome | None]) -> st
         f"{ended:<{widths[0]}}  {code:>{widths[1]}}  {steps:>{widths[2]}}  {point}"
         for ended, code, steps, point in rows
     )
+
+
+def _resumes(command: Sequence[str]) -> bool:
+    """Whether it is `dsv41 resume RUN`, which means the same each time."""
+    return list(command[:2]) == ["dsv41", "resume"]
 
 
 def _sets(word: str, *names: str) -> bool:

@@ -21,7 +21,12 @@ NOT_COMPARED = frozenset({"id", "resume", "runs_dir", *(f"data.{name}" for name 
 
 
 def open_run(
-    config: RunConfig, *, overrides: Sequence[str], held: ExitStack, say: Say
+    config: RunConfig,
+    *,
+    overrides: Sequence[str],
+    flags: Sequence[str] = (),
+    held: ExitStack,
+    say: Say,
 ) -> NewRun | RunFolder:
     """The run to train: one just made, or one to continue; `held` keeps other processes off it.
 
@@ -40,7 +45,7 @@ def open_run(
     if config.resume == "auto":
         what = f"run {config.id}" if config.id else f"unfinished run of {config.name}"
         say(f"resume=auto: no {what} with this configuration in {config.home}; starting a new run.")
-    new = create(config, overrides=overrides)
+    new = create(config, overrides=overrides, flags=flags)
     ours = held.enter_context(new.folder.held())
     assert ours, "a folder that was just made is held by another process"
     return new

@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -21,6 +21,7 @@ from launcher.environment import describe
 from launcher.own_packages import HOME, NAMES
 from launcher.problems import Stop
 from launcher.run_config import RunConfig
+from trainer.checkpoint.folders import step_folder
 from trainer.exit_codes import ExitCode
 from trainer.outcome import Outcome
 from trainer.signals import STOP_FILE
@@ -67,11 +68,14 @@ class RunFolder:
         return attempt
 
     def is_bare(self) -> bool:
-        """Whether the only attempt left nothing: no checkpoint, no metrics and no traceback."""
+        """Whether the only attempt left nothing: no checkpoint but the one that the run began
+        with, no metrics and no traceback."""
         metrics, log = self.path / "metrics.jsonl", self.attempt(1).log(0)
+        lineage = self.lineage()
+        begun = step_folder(self.path / "checkpoints", lineage["step"]) if lineage else None
         return (
             self.last_attempt() == 1
-            and not any((self.path / "checkpoints").glob("step_*"))
+            and not any(p != begun for p in (self.path / "checkpoints").glob("step_*"))
             and not (metrics.exists() and metrics.stat().st_size)
             and (not log.exists() or "\nTraceback " not in "\n" + log.read_text("utf-8"))
         )
@@ -225,9 +229,17 @@ def new_id() -> str:
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
-def create(config: RunConfig, *, overrides: Sequence[str]) -> NewRun:
+def create(
+    config: RunConfig,
+    *,
+    overrides: Sequence[str],
+    flags: Sequence[str] = (),
+    begin: Callable[[RunFolder], None] | None = None,
+) -> NewRun:
     """Make the folder of a new run, exclusively, with an id if `config` has none.
 
+    flags: options that belong to the overrides, kept in env.json. begin: puts there what the run
+    begins with.
     Filled under a temporary name and renamed, so it appears whole. When that fails nothing is left
     behind, not even a parent folder made on the way; Stop 73 says what failed and the fix, Stop 78
     that the id is taken.
@@ -239,7 +251,9 @@ def create(config: RunConfig, *, overrides: Sequence[str]) -> NewRun:
     made = [p for p in (config.home, *config.home.parents) if not p.exists()]
     try:
         temporary.mkdir(parents=True)
-        _fill(RunFolder(temporary), config, overrides)
+        _fill(RunFolder(temporary), config, overrides, flags)
+        if begin is not None:
+            begin(RunFolder(temporary))
         if folder.path.exists():  # rename would silently replace an empty folder
             raise taken(config)
         temporary.rename(folder.path)
@@ -305,12 +319,15 @@ def _remove(folder: Path, *, parents: Sequence[Path]) -> None:
             return
 
 
-def _fill(folder: RunFolder, config: RunConfig, overrides: Sequence[str]) -> None:
+def _fill(
+    folder: RunFolder, config: RunConfig, overrides: Sequence[str], flags: Sequence[str]
+) -> None:
     folder.config_file.write_text(freeze.to_yaml(config), "utf-8")
     text = "".join(f"{override}\n" for override in overrides)
     # A file name that is no UTF-8 reaches Python as lone surrogates.
     (folder.path / "overrides.txt").write_text(text, "utf-8", errors="surrogateescape")
-    (folder.path / "env.json").write_text(json.dumps(describe(), indent=1) + "\n", "utf-8")
+    known = {**describe(), "flags": list(flags)}
+    (folder.path / "env.json").write_text(json.dumps(known, indent=1) + "\n", "utf-8")
     for name in NAMES:
         shutil.copytree(
             HOME / name, folder.code / name, ignore=shutil.ignore_patterns("__pycache__")

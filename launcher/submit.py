@@ -12,12 +12,13 @@ from pathlib import Path
 from data.cache.prepare import PreparedSource
 from launcher.data_tools.prepare import prepared
 from launcher.environment import code_digest
+from launcher.lineage import inherit
 from launcher.messages import closing
 from launcher.own_packages import HOME
 from launcher.problems import Stop
 from launcher.resume import continued, given_now, open_run
 from launcher.run_config import RunConfig
-from launcher.run_dir import Attempt, NewRun, RunFolder
+from launcher.run_dir import Attempt, NewRun, RunFolder, create
 from launcher.supervisor import begin_attempt, supervise
 from launcher.worker import run_here
 from trainer.exit_codes import ExitCode
@@ -42,7 +43,7 @@ def submit(config: RunConfig, *, overrides: Sequence[str], flags: Sequence[str] 
     try:
         sources = prepared(config)  # before there is a run, and before any process group
         with ExitStack() as held:
-            run = open_run(config, overrides=overrides, held=held, say=_say)
+            run = open_run(config, overrides=overrides, flags=flags, held=held, say=_say)
             now = given_now(config)
             if isinstance(run, NewRun):
                 return _train(run.folder, run.config, sources, command, now=now, new=run)
@@ -50,6 +51,48 @@ def submit(config: RunConfig, *, overrides: Sequence[str], flags: Sequence[str] 
     except Stop as stop:
         print(f"dsv41-train: {stop.message}", file=sys.stderr, flush=True)
         return Outcome(code=stop.code, reason="not started", step=0, message=stop.message)
+
+
+def go_on(folder: RunFolder, now: Mapping[str, object]) -> Outcome:
+    """Go on with a run as it is. now: settings of the data for this attempt alone.
+
+    Stop 78 when it is finished or another process works on it.
+    """
+    config = continued(folder, now)
+    if folder.finished():
+        raise Stop(
+            ExitCode.CONFIG,
+            f"{folder.path} is finished: all {config.train.steps:,} steps are done. To train "
+            f"further, give more: train.steps={2 * config.train.steps}",
+        )
+    sources = prepared(config)
+    with folder.held() as ours:
+        if not ours:
+            raise Stop(ExitCode.CONFIG, f"another process is working on {folder.path}")
+        _say(f"Continuing {folder.path}, attempt {folder.last_attempt() + 1}.")
+        return _train(folder, config, sources, resume_words(folder), now=now)
+
+
+def begin_at(
+    config: RunConfig, checkpoint: Path, *, overrides: Sequence[str], flags: Sequence[str]
+) -> tuple[RunFolder, Outcome]:
+    """A new run of `config` that begins with a checkpoint of another one, which it names."""
+    sources = prepared(config)
+    new = create(
+        config,
+        overrides=overrides,
+        flags=flags,
+        begin=lambda folder: inherit(checkpoint, folder),
+    )
+    with new.folder.held() as ours:
+        assert ours, "a folder that was just made is held by another process"
+        now, command = given_now(config), resume_words(new.folder)
+        return new.folder, _train(new.folder, new.config, sources, command, now=now, new=new)
+
+
+def resume_words(folder: RunFolder) -> list[str]:
+    """The command that goes on with a run."""
+    return ["dsv41", "resume", str(folder.path)]
 
 
 def _train(

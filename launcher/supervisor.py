@@ -29,7 +29,7 @@ from launcher.run_config import RunConfig
 from launcher.run_dir import Attempt, RunFolder
 from trainer.exit_codes import ExitCode
 from trainer.outcome import Outcome
-from trainer.signals import request_stop, requested_stop
+from trainer.signals import request_stop, requested_stop, wanted_now
 
 POLL_SECONDS = 0.2
 PEERS_SECONDS = 30.0  # that ranks have to notice that one has died, before they are ended
@@ -127,7 +127,7 @@ def _watch(handle: Handle, attempt: Attempt, plan: Plan, requests: StopRequests)
     requests.about(attempt)
     one_ended: float | None = None
     while (deaths := handle.poll()) is None:
-        if requests.overdue:
+        if requests.overdue or wanted_now(attempt.stop_file):
             attempt.event("forced end", after_s=plan.grace_s)
             return []
         if one_ended is None and attempt.outcomes():

@@ -21,8 +21,10 @@ COMMANDS = {
     "logs": ("launcher.runs.logs", "what a rank printed, or prints"),
     "plan": ("launcher.plan.command", "bytes per rank and the mesh of a run, before it starts"),
     "plot": ("trainer.plot", "draw the loss curves of runs to a PNG"),
+    "resume": ("launcher.runs.resume", "go on with a run, as it was or with changes"),
     "runs": ("launcher.runs.listing", "a table of all runs"),
     "status": ("launcher.runs.status", "what a run is doing, how it got there, what to do next"),
+    "stop": ("launcher.runs.stop", "ask a run to save and end, and wait for it"),
     "verify": ("launcher.verify.command", "check this installation against reference cases"),
 }
 

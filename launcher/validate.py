@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,17 @@ def examine(
         if not report and "config" in inspect.signature(rule).parameters:
             report.mistakes.extend(rule(config=config))
     return (None if report else absolute(config)), report
+
+
+def broken(config: RunConfig, *, rules: Sequence[Rule] = RULES) -> list[str]:
+    """What keeps a configuration that was frozen, or put together, from being run here and now."""
+    given = {f.name: getattr(config, f.name) for f in fields(config)}
+    given |= {"environ": os.environ, "config": config}
+    found = config.problems()
+    for rule in rules:
+        problems = rule(**{name: given[name] for name in inspect.signature(rule).parameters})
+        found += [problem for problem in problems if problem not in found]
+    return found
 
 
 def messages(report: Report) -> list[str]:

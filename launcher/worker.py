@@ -95,7 +95,7 @@ def _train(config: RunConfig, folder: RunFolder, attempt: Attempt) -> Outcome:
         run_dir=folder.path,
         attempt=attempt.number,
         ranks=Ranks.from_process_group(),
-        resume=attempt.number > 1,
+        resume=attempt.number > 1 or folder.lineage() is not None,
         say=_say,
         sources=attempt.sources(),
     )

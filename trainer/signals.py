@@ -20,13 +20,15 @@ GRACE = "DSV41_GRACE_S"  # environment: seconds from a request to the end by for
 _EXIT_CODES = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.AGAIN}
 
 
-def request_stop(file: Path, code: ExitCode, *, why: str) -> None:
+def request_stop(file: Path, code: ExitCode, *, why: str, now: bool = False) -> None:
     """Ask the ranks of an attempt to checkpoint and end with `code`, 75 or 130, by its stop file.
 
-    A file reaches every rank that shares the folder, however it was started.
+    A file reaches every rank that shares the folder, however it was started. now: without a
+    checkpoint, and a supervisor ends them by force.
     """
     temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps({"code": int(code), "why": why}) + "\n", "utf-8")
+    request = {"code": int(code), "why": why, "now": now}
+    temporary.write_text(json.dumps(request) + "\n", "utf-8")
     temporary.replace(file)
 
 
@@ -38,6 +40,14 @@ def requested_stop(file: Path) -> ExitCode | None:
         return None
     except (OSError, ValueError, KeyError, TypeError):
         return ExitCode.AGAIN  # it is there: whoever made it meant to stop the run
+
+
+def wanted_now(file: Path) -> bool:
+    """Whether a stop file asks for the end at once."""
+    try:
+        return json.loads(file.read_text("utf-8"))["now"] is True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 class StopSignals:
@@ -70,6 +80,8 @@ class StopSignals:
             self._looked = now
             self._noted = requested_stop(self._file)
             self._since = now if self._noted else math.inf
+            if self._noted and wanted_now(self._file):
+                self._grace = 0.0
         return self._noted
 
     def __enter__(self) -> StopSignals:

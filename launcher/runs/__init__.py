@@ -1,0 +1,1 @@
+"""The commands around runs that exist: runs, status, logs, stop, resume."""

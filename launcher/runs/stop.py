@@ -1,0 +1,137 @@
+"""`dsv41 stop RUN`: ask a run to save a checkpoint and end, wait for it, and say how it ended."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.problems import Stop
+from launcher.run_dir import RunFolder
+from launcher.runs.listing import state_text
+from launcher.runs.names import add_run, label, named
+from launcher.runs.text import as_typed
+from launcher.runs.view import RunView, is_worked_on, read_json, view_of
+from trainer.exit_codes import ExitCode
+from trainer.signals import request_stop
+
+POLL_S = 0.3
+TELL_S = 15.0  # between two lines about what it still does
+AGAIN_S = 1.0  # between two signals of --now
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Asks a run to finish its step, save a checkpoint and end, and waits until it has. Works "
+        "from every machine that sees the run's folder. dsv41 resume goes on later."
+    )
+    add_run(parser)
+    parser.add_argument(
+        "--now", action="store_true", help="leave at once, without a checkpoint of this moment"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Stop the run and return the exit code: 0 once nothing works on it any more."""
+    try:
+        folder = named(args.run, args.runs_dir)
+        view = view_of(folder)
+        if view.state == "waiting":
+            raise Stop(
+                ExitCode.USAGE,
+                f"{view.label} is {state_text(view)}; take it out of the queue there",
+            )
+        if not view.active:
+            raise Stop(ExitCode.USAGE, f"{view.label} is not running ({state_text(view)})")
+        stopped = stop(folder, now=args.now, quiet=args.json)
+    except Stop as failure:
+        print(f"dsv41 stop: {failure.message}", file=sys.stderr)
+        return failure.code
+    if args.json:
+        print(json.dumps({**stopped.to_dict(), "exit_code": 0}))
+    else:
+        print(f"{stopped.label}: {state_text(stopped)}, step {stopped.step:,}")
+        if stopped.state != "done":
+            print(f"Resume  dsv41 resume {as_typed(folder.path)}")
+    return ExitCode.DONE
+
+
+def stop(folder: RunFolder, *, now: bool, quiet: bool) -> RunView:
+    """Ask, wait until nothing works on the run, and look at it."""
+    told, signalled = time.monotonic(), -math.inf
+    holder = Holder.of(folder) if now else None
+    asked = 0
+    while is_worked_on(folder):
+        newest = folder.last_attempt()
+        if newest > asked:  # also one that was begun while we waited
+            attempt = folder.attempt(newest)
+            request_stop(attempt.stop_file, ExitCode.INTERRUPTED, why="dsv41 stop", now=now)
+            if not asked and not quiet:
+                print(_asked(folder, now=now), file=sys.stderr, flush=True)
+            asked = newest
+        if holder is not None and time.monotonic() - signalled >= AGAIN_S:
+            signalled = time.monotonic()
+            holder.interrupt()
+        if not quiet and time.monotonic() - told >= TELL_S:
+            told = time.monotonic()
+            view = view_of(folder)
+            print(f"still {view.reason}, step {view.step:,}", file=sys.stderr, flush=True)
+        time.sleep(POLL_S)
+    return view_of(folder)
+
+
+def _asked(folder: RunFolder, *, now: bool) -> str:
+    if now:
+        return f"asked {label(folder)} to leave at once"
+    return (
+        f"asked {label(folder)} to stop after the step under way, with a checkpoint; waiting "
+        "(Ctrl-C ends the waiting, not the stopping)"
+    )
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process on this machine that works on a run. To it a second Ctrl-C means: at once."""
+
+    pid: int
+    folder: Path
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> Holder | None:
+        """None when it is on another machine, which only the stop file reaches."""
+        known = read_json(folder.path / "supervisor.json")
+        if not known and (last := folder.last_attempt()):
+            known = _started(folder, last)
+        holder = cls(int(known.get("pid", 0)), folder.path.resolve())
+        return holder if known.get("host") == socket.gethostname() and holder.holds() else None
+
+    def holds(self) -> bool:
+        """Whether the process has the run's folder open, as one that works on it does; a process
+        number may have been given out again."""
+        files = Path(f"/proc/{self.pid}/fd")
+        with contextlib.suppress(OSError):
+            return any(os.path.realpath(file) == str(self.folder) for file in files.iterdir())
+        return False
+
+    def interrupt(self) -> None:
+        """Send it what Ctrl-C sends."""
+        if self.holds():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGINT)
+
+
+def _started(folder: RunFolder, number: int) -> dict[str, object]:
+    """The line of events.jsonl with which an attempt began."""
+    file = folder.attempt(number).path / "events.jsonl"
+    with contextlib.suppress(OSError, ValueError), file.open(encoding="utf-8") as lines:
+        return json.loads(lines.readline())
+    return {}

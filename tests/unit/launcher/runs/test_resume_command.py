@@ -1,0 +1,129 @@
+"""`dsv41 resume`: when it is the same run, when a new one, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher import submit, tools
+from launcher.run_config import RunConfig
+from launcher.run_dir import RunFolder, create
+from trainer.exit_codes import ExitCode
+from trainer.outcome import Outcome
+from trainer.state import TrainState
+
+Resume = Callable[..., int]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """What would have been trained: ("same", folder, now) or ("new", config, checkpoint, words)."""
+    made: list[tuple] = []
+
+    def go_on(folder: RunFolder, now: Mapping[str, object]) -> Outcome:
+        made.append(("same", folder, now))
+        return Outcome(ExitCode.AGAIN, "stopped", 3)
+
+    def begin_at(
+        config: RunConfig, checkpoint: Path, *, overrides: Sequence[str], flags: Sequence[str]
+    ) -> tuple[RunFolder, Outcome]:
+        made.append(("new", config, checkpoint, list(overrides)))
+        os.write(1, b"from a rank\n")
+        return create(config, overrides=overrides).folder, Outcome(ExitCode.DONE, "done", 9)
+
+    monkeypatch.setattr(submit, "go_on", go_on)
+    monkeypatch.setattr(submit, "begin_at", begin_at)
+    return made
+
+
+@pytest.fixture
+def run(tiny: RunConfig) -> RunFolder:
+    """A run of +experiment=tiny with a checkpoint of step 4."""
+    folder = create(tiny, overrides=["+experiment=tiny"]).folder
+    path = folder.path / "checkpoints" / "step_00000004"
+    path.mkdir()
+    file = TrainState(1, 2, "d", "p", step=4).write(path)
+    from trainer.checkpoint.manifest import entry_of, write_manifest
+
+    write_manifest(path, {file.name: entry_of(file)})
+    return folder
+
+
+def resume(run: RunFolder, *words: str) -> int:
+    return tools.main(["resume", str(run.path), *words])
+
+
+def test_without_changes_it_is_the_same_run(run: RunFolder, calls: list[tuple]) -> None:
+    assert resume(run) == ExitCode.AGAIN
+    ((kind, folder, now),) = calls
+    assert (kind, folder) == ("same", run) and now["accept_changed"] is False
+
+
+def test_words_that_change_nothing_are_no_reason_for_a_new_one(
+    run: RunFolder, calls: list[tuple], capfd
+) -> None:
+    resume(run, "seed=1")
+    assert calls[0][0] == "same" and "seed=1 changes nothing" in capfd.readouterr().out
+    resume(run, "data.accept_changed=true")
+    assert calls[1][0] == "same" and calls[1][2]["accept_changed"] is True
+
+
+def test_with_changes_it_is_a_new_run_beside_it(
+    run: RunFolder, tiny: RunConfig, calls: list[tuple], capfd
+) -> None:
+    assert resume(run, "train.steps=200", "optim.weight_decay=0.5") == ExitCode.DONE
+    ((kind, config, checkpoint, words),) = calls
+    assert kind == "new" and checkpoint == run.path / "checkpoints" / "step_00000004"
+    assert words == ["+experiment=tiny", "train.steps=200", "optim.weight_decay=0.5"]
+    expected = replace(
+        tiny,
+        train=replace(tiny.train, steps=200),
+        optim=replace(tiny.optim, weight_decay=0.5),
+    )
+    assert config == expected and config.id is None
+    assert "train.steps: 90 -> 200" in capfd.readouterr().out
+
+
+def test_json_alone_is_on_standard_output(run: RunFolder, calls: list[tuple], capfd) -> None:
+    assert resume(run, "--json", "train.steps=200", "id=mine") == ExitCode.DONE
+    shown = capfd.readouterr()
+    document = json.loads(shown.out)
+    assert document["exit_code"] == 0 and document["run"] == "tiny/mine"
+    assert "from a rank" in shown.err and "A new run begins with" in shown.err
+
+
+def test_everything_that_is_against_it_is_told_at_once(
+    run: RunFolder, calls: list[tuple], capfd
+) -> None:
+    assert resume(run, "seed=2", "train.steps=3", "launcher.nodes=2") == ExitCode.CONFIG
+    told = capfd.readouterr().err
+    assert "3 problems" in told and "seed: 1 -> 2" in told and "train.steps=3, and" in told
+    assert "is a mesh of 1 ranks" in told
+    assert calls == [] and len(list(run.path.parent.iterdir())) == 1
+
+
+def test_without_a_checkpoint_nothing_can_begin(run: RunFolder, calls: list[tuple], capfd) -> None:
+    checkpoint = run.path / "checkpoints" / "step_00000004"
+    (checkpoint / "trainer.json").write_text("{")
+    assert resume(run, "train.steps=200") == ExitCode.IO_ERROR
+    assert "No checkpoint of this run is whole" in capfd.readouterr().err
+    checkpoint.rename(checkpoint.with_name("step_00000004.damaged-001"))
+    assert resume(run, "train.steps=200") == ExitCode.CONFIG
+    assert "has no checkpoint to begin with" in capfd.readouterr().err
+    assert calls == []
+
+
+def test_what_cannot_go_on(run: RunFolder, tiny: RunConfig, capfd) -> None:
+    with run.held():
+        assert resume(run) == ExitCode.CONFIG
+    assert "another process is working on" in capfd.readouterr().err
+    attempt = run.new_attempt()
+    attempt.write_outcome(0, Outcome(ExitCode.DONE, "done", 90))
+    assert resume(run) == ExitCode.CONFIG
+    assert "give more: train.steps=180" in capfd.readouterr().err
+    assert tools.main(["resume", "gone", "--runs-dir", tiny.runs_dir]) == ExitCode.USAGE

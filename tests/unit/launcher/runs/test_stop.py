@@ -1,0 +1,156 @@
+"""`dsv41 stop`, against processes that hold a run and end as ranks and supervisors do."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from launcher.own_packages import HOME
+from launcher.run_dir import Attempt, RunFolder
+from launcher.runs import stop
+from trainer.exit_codes import ExitCode
+from trainer.signals import wanted_now
+
+from .conftest import Called, Shelf
+
+Call = Callable[..., Called]
+
+# Holds a run; ends like a rank when it is asked by the file, or like a supervisor at a second
+# signal. With "deaf" it minds signals alone.
+HOLDER = """
+import json, os, signal, socket, sys, time
+from pathlib import Path
+from launcher.run_dir import RunFolder
+from trainer.exit_codes import ExitCode
+from trainer.outcome import Outcome
+
+folder, signals = RunFolder(Path(sys.argv[1])), []
+attempt = folder.attempt(folder.last_attempt())
+signal.signal(signal.SIGINT, lambda number, frame: signals.append(number))
+known = {"pid": os.getpid(), "host": sys.argv[3], "backend": "torchrun"}
+with folder.held() as ours:
+    assert ours
+    (folder.path / "supervisor.json").write_text(json.dumps(known))
+    print("ready", flush=True)
+    while len(signals) < 2 and (sys.argv[2] == "deaf" or not attempt.stop_file.exists()):
+        time.sleep(0.02)
+    code = json.loads(attempt.stop_file.read_text())["code"]
+    outcome = Outcome(ExitCode(code), "stopped", 7)
+    attempt.write_outcome(0, outcome)
+    attempt.event("end", **outcome.to_dict())
+    print(len(signals), flush=True)
+"""
+
+Holding = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def holding() -> Iterator[Holding]:
+    """holding(run, "deaf", host): a process that works on the run."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(run: RunFolder, ears: str = "", host: str | None = None) -> subprocess.Popen[str]:
+        words = [sys.executable, "-c", HOLDER, str(run.path), ears, host or socket.gethostname()]
+        process = subprocess.Popen(
+            words, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(HOME)}
+        )
+        started.append(process)
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def asked(attempt: Attempt) -> dict[str, object]:
+    return json.loads(attempt.stop_file.read_text())
+
+
+def test_it_asks_waits_and_reports(shelf: Shelf, call: Call, holding: Holding) -> None:
+    run = shelf.run("a/1")
+    attempt = shelf.attempt(run)
+    holding(run)
+    code, out, err = call("stop", "a")
+    assert code == 0
+    assert out == "a/1: stopped, step 7\nResume  dsv41 resume runs/a/1\n"
+    assert "after the step under way, with a checkpoint" in err
+    assert asked(attempt) == {"code": ExitCode.INTERRUPTED, "why": "dsv41 stop", "now": False}
+
+
+def test_json_says_how_it_ended(shelf: Shelf, call: Call, holding: Holding) -> None:
+    run = shelf.run("a/1")
+    shelf.attempt(run)
+    holding(run)
+    code, out, err = call("stop", "a", "--json")
+    document = json.loads(out)
+    assert (code, err) == (document["exit_code"], "") == (0, "")
+    assert (document["run"], document["state"], document["step"]) == ("a/1", "stopped", 7)
+
+
+def test_now_is_a_second_signal(
+    shelf: Shelf, call: Call, holding: Holding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop, "AGAIN_S", 0.1)
+    run = shelf.run("a/1")
+    attempt = shelf.attempt(run)
+    process = holding(run, "deaf")
+    code, out, err = call("stop", "a", "--now")
+    assert code == 0 and out.startswith("a/1: stopped, step 7") and "at once" in err
+    assert wanted_now(attempt.stop_file)
+    assert process.stdout is not None and process.stdout.readline() == "2\n"
+
+
+def test_elsewhere_only_the_file_asks(shelf: Shelf, call: Call, holding: Holding) -> None:
+    run = shelf.run("a/1")
+    shelf.attempt(run)
+    process = holding(run, host="another-machine")
+    assert stop.Holder.of(run) is None
+    assert call("stop", "a", "--now")[0] == 0
+    assert process.stdout is not None and process.stdout.readline() == "0\n"
+
+
+def test_no_signal_reaches_a_process_that_has_another_ones_number(shelf: Shelf) -> None:
+    run = shelf.run("a/1")
+    known = {"pid": os.getpid(), "host": socket.gethostname()}
+    (run.path / "supervisor.json").write_text(json.dumps(known))
+    assert stop.Holder.of(run) is None
+    with run.held():
+        assert stop.Holder.of(run) == stop.Holder(os.getpid(), run.path.resolve())
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "message"),
+    [
+        (ExitCode.DONE, "done", "a/1 is not running (done)"),
+        (ExitCode.IO_ERROR, "disk full", "a/1 is not running (failed: disk full)"),
+        (None, "", "a/1 is not running (failed: ended without a word)"),
+    ],
+)
+def test_what_does_not_run_is_not_stopped(
+    shelf: Shelf, call: Call, code: ExitCode | None, reason: str, message: str
+) -> None:
+    attempt = shelf.attempt(shelf.run("a/1"), code, reason)
+    assert call("stop", "a") == (ExitCode.USAGE, "", f"dsv41 stop: {message}\n")
+    assert not attempt.stop_file.exists()
+
+
+def test_a_job_in_a_queue_is_left_there(shelf: Shelf, call: Call) -> None:
+    run = shelf.run("a/1")
+    submitted = {"backend": "slurm", "job": "12", "time": 1e12}
+    (run.path / "submitted.json").write_text(json.dumps(submitted))
+    code, _, err = call("stop", "a")
+    assert code == ExitCode.USAGE and "waiting in slurm job 12" in err
+
+
+def test_an_end_at_once_that_was_asked_for_is_no_failure(shelf: Shelf, call: Call) -> None:
+    run = shelf.run("a/1")
+    shelf.attempt(run).stop_file.write_text("{}")
+    assert call("runs")[1].splitlines()[1].split()[1] == "stopped"
