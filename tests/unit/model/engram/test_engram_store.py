@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from model.config import EngramStoreConfig
 from model.engram.init import fill_rows
 from model.engram.owners import OwnerStore
 
@@ -40,6 +42,55 @@ def test_a_window_holds_each_row_once_and_gives_every_read(store: OwnerStore) ->
             read = rows.values[rows.inverse]
             assert torch.equal(read, store.weight[layer][batch[:, :, layer]])
             assert rows.grad_buffer is window.grads[layer]
+
+
+def test_tables_of_the_host_are_those_of_the_device(make_config: Callable) -> None:
+    """On a CPU there is one memory."""
+    config = make_config()
+    host = OwnerStore(replace(config, engram=EngramStoreConfig("host")), seed=3)
+    device = OwnerStore(config, seed=3)
+    assert host.fingerprint() == device.fingerprint()
+    batches = [some_ids((2, 7, 6), 0)]
+    (one,), (other,) = host.windows(batches), device.windows(batches)
+    for pair in zip(one.values + one.ids, other.values + other.ids, strict=True):
+        assert torch.equal(*pair)
+
+
+def test_frozen_tables_have_windows_without_gradient(make_config: Callable) -> None:
+    store = OwnerStore(make_config(), seed=3, learns=False)
+    batches = [some_ids((2, 7, 6), 0)]
+    store.read_ahead(batches)
+    (window,) = store.windows(batches)
+    assert window.grads == store.open_window(batches).grads == []
+    for layer, rows in enumerate(window.rows(0)):
+        assert rows.grad_buffer is None
+        assert torch.equal(rows.values[rows.inverse], store.weight[layer][batches[0][:, :, layer]])
+    assert store.collect().ids == []
+
+
+def test_gradients_of_windows_are_collected_by_row(make_config: Callable) -> None:
+    batches = [some_ids((1, 9, 6), seed) for seed in range(4)]
+    for window_bytes in (1, 1 << 20):  # a micro-batch at a time, and all at once
+        store = OwnerStore(make_config(), seed=3, window_bytes=window_bytes)
+        dense = [torch.zeros_like(weight) for weight in store.weight]
+        number = 0
+        for window in store.windows(batches):
+            assert len(window.inverses) == (1 if window_bytes == 1 else 4)
+            for micro_batch in window.micro_batches():
+                for layer, rows in enumerate(micro_batch):
+                    ids = batches[number][:, :, layer].flatten()
+                    grads = torch.randint(-9, 9, (len(ids), 16)).float()
+                    assert rows.grad_buffer is not None
+                    rows.grad_buffer.index_add_(0, rows.inverse.flatten(), grads)
+                    dense[layer].index_add_(0, ids, grads)
+                number += 1
+        tables = store.collect()
+        for layer, (ids, grads) in enumerate(zip(tables.ids, tables.grads, strict=True)):
+            read = torch.cat([batch[:, :, layer].flatten() for batch in batches])
+            assert torch.equal(ids, read.unique())
+            assert torch.equal(
+                torch.zeros_like(dense[layer]).index_copy_(0, ids, grads), dense[layer]
+            )
 
 
 def test_the_window_is_a_copy(store: OwnerStore) -> None:
