@@ -27,6 +27,7 @@ from launcher.problems import Stop
 from launcher.reduce import Death, reduce
 from launcher.run_config import RunConfig
 from launcher.run_dir import Attempt, RunFolder
+from launcher.watch.watchdog import Hang, Watchdog
 from trainer.exit_codes import ExitCode
 from trainer.outcome import Outcome
 from trainer.signals import request_stop, requested_stop, wanted_now
@@ -64,7 +65,10 @@ def supervise(
         while True:
             before = folder.saved_step()
             attempt = begin_attempt(folder, config, sources, given)
-            outcome = _run(backend, attempt, plan, requests)
+            watchdog = Watchdog(
+                attempt, world=plan.world, hang_s=limits.hang_s, say=say, now=time.monotonic()
+            )
+            outcome = _run(backend, attempt, plan, requests, watchdog)
             asked = requests.asked or requested_stop(attempt.stop_file) is not None
             stopped = outcome.code == ExitCode.AGAIN and outcome.reason == "stopped"
             ends.append(
@@ -113,17 +117,24 @@ def begin_attempt(
     return attempt
 
 
-def _run(backend: Backend, attempt: Attempt, plan: Plan, requests: StopRequests) -> Outcome:
+def _run(
+    backend: Backend, attempt: Attempt, plan: Plan, requests: StopRequests, watchdog: Watchdog
+) -> Outcome:
     """One attempt from its start to its end; nothing of it is left running."""
     handle = backend.start(attempt, plan)
     try:
-        deaths = _watch(handle, attempt, plan, requests)
+        ended = _watch(handle, attempt, plan, requests, watchdog)
     finally:
         handle.kill()
-    return reduce(attempt.outcomes(), deaths, world=plan.world)
+        watchdog.close()
+    if isinstance(ended, Hang):
+        return ended.outcome()
+    return reduce(attempt.outcomes(), ended, world=plan.world)
 
 
-def _watch(handle: Handle, attempt: Attempt, plan: Plan, requests: StopRequests) -> Sequence[Death]:
+def _watch(
+    handle: Handle, attempt: Attempt, plan: Plan, requests: StopRequests, watchdog: Watchdog
+) -> Sequence[Death] | Hang:
     requests.about(attempt)
     one_ended: float | None = None
     while (deaths := handle.poll()) is None:
@@ -135,6 +146,8 @@ def _watch(handle: Handle, attempt: Attempt, plan: Plan, requests: StopRequests)
         if one_ended is not None and time.monotonic() - one_ended > PEERS_SECONDS + plan.grace_s:
             attempt.event("forced end", why="some ranks ended, others did not")
             return []
+        if hang := watchdog.check(time.monotonic()):
+            return hang
         time.sleep(POLL_SECONDS)
     return deaths
 

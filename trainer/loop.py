@@ -65,7 +65,6 @@ def train(
             say=say,
             sources=sources,
         )
-        phase.continue_after(run.state.step)
     except KeyboardInterrupt:
         return Outcome(ExitCode.INTERRUPTED, "interrupted", 0, "Stopped before the first step.")
     except Exception as error:
@@ -150,6 +149,7 @@ def read_ahead(steps: Iterator[list[Batch]], store: RowStore) -> Iterator[list[B
 def one_step(run: Run, stream: Iterator[list[Batch]]) -> None:
     """The next step: wait for its data, learn, record."""
     config, started = run.config, time.perf_counter()
+    phase.begin_step(run.state.step + 1)
     phase.enter("data")
     micro_batches = next(stream)
     waited = time.perf_counter() - started
@@ -165,7 +165,7 @@ def one_step(run: Run, stream: Iterator[list[Batch]]) -> None:
     result = train_step(run.learner, micro_batches, settings, ranks=run.ranks)
     phase.enter("record")
     run.state = run.state.after_step(tokens=result.tokens.real)
-    phase.step_done(run.state.step)
+    phase.end_step()
     seconds = time.perf_counter() - started
     if logged:
         record = step_record(result, run.state, lr=lr, seconds=seconds, waited=waited)

@@ -19,9 +19,9 @@ from trainer import faults
 class Phases:
     """The phases of one rank; entered by its main thread, read by others at any time.
 
-    step: the one under way. steps: done since the beginning. turn: how many phases were entered.
-    progress: grows whenever something was done, also within long phases and by other threads.
-    seconds: by phase, of those left.
+    step: the one under way, or just done. steps: done since the beginning. turn: how many phases
+    were entered. progress: grows whenever something was done, also within long phases and by other
+    threads. seconds: by phase, of those left.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,7 +30,7 @@ class Phases:
 
     def begin(self) -> None:
         """Nothing has been done yet."""
-        self.step = 1
+        self.step = 0
         self.steps = 0
         self.turn = 0
         self.progress = 0
@@ -51,16 +51,15 @@ class Phases:
         """Something was done within a phase that can be long."""
         self.progress += 1
 
-    def continue_after(self, step: int) -> None:
-        """Earlier attempts did `step` steps."""
-        self.step = step + 1
+    def begin_step(self, step: int) -> None:
+        """The step of this number begins; earlier attempts may have done others."""
+        self.step = step
 
-    def step_done(self, step: int) -> None:
-        """One more is done; `step` in all, those of earlier attempts included."""
-        self.step = step + 1
+    def end_step(self) -> None:
+        """It is done, and only has to be recorded."""
         self.steps += 1
 
 
 here = Phases()
-begin, enter, tick, step_done = here.begin, here.enter, here.tick, here.step_done
-continue_after = here.continue_after
+begin, enter, tick = here.begin, here.enter, here.tick
+begin_step, end_step = here.begin_step, here.end_step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class Beat:
         return f"Rank {self.rank} ({self.host}, pid {self.pid})"
 
 
-_NAMES = tuple(name for name in Beat.__dataclass_fields__ if name != "seen")
+_NAMES = tuple(each.name for each in fields(Beat) if each.name != "seen")
 
 
 class Beats:
@@ -70,7 +70,7 @@ class Beats:
         """Nobody is to blame for the last `seconds`, in which we ourselves did not run."""
         self.finished += seconds
         for rank, beat in self.of.items():
-            self.of[rank] = Beat(**{**beat.__dict__, "seen": beat.seen + seconds})
+            self.of[rank] = replace(beat, seen=beat.seen + seconds)
 
 
 def _done(beat: Beat) -> tuple[int, int, int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from launcher.run_dir import Attempt
@@ -134,5 +135,6 @@ class Watchdog:
             if at - self._told.get(slow.rank, -REPEAT_STEPS) >= REPEAT_STEPS:
                 self._told[slow.rank] = at
                 self._say(slow.text)
-                self._attempt.event("slow rank", **slow.__dict__)
+                with suppress(OSError):
+                    self._attempt.event("slow rank", **asdict(slow))
         self._base, self._compared = dict(beats), now

@@ -34,9 +34,9 @@ def test_it_tells_what_the_main_thread_does(tmp_path: Path) -> None:
     with Heartbeat(tmp_path, rank=3, interval=0.05):
         until(heartbeat_file(tmp_path, 3).exists)
         first = beat(tmp_path, 3)
-        assert (first["rank"], first["pid"], first["step"]) == (3, os.getpid(), 1)
+        assert (first["rank"], first["pid"], first["step"]) == (3, os.getpid(), 0)
         assert (first["phase"], first["turn"], first["waiting"]) == ("start", 0, False)
-        phase.continue_after(8)
+        phase.begin_step(9)
         phase.enter("forward")
         until(lambda: beat(tmp_path, 3)["turn"] == 1)
         later = beat(tmp_path, 3)

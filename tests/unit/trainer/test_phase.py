@@ -32,13 +32,12 @@ def test_time_is_booked_on_the_phase_that_took_it() -> None:
 
 def test_steps_are_counted_from_what_earlier_attempts_did() -> None:
     phases = Phases()
-    assert phases.step == 1
-    phases.continue_after(40)
+    phases.begin_step(41)
     assert (phases.step, phases.steps) == (41, 0)
-    phases.step_done(41)
-    assert (phases.step, phases.steps) == (42, 1)
+    phases.end_step()
+    assert (phases.step, phases.steps) == (41, 1)
     phases.begin()
-    assert (phases.step, phases.steps, phases.turn, phases.now[0]) == (1, 0, 0, "start")
+    assert (phases.step, phases.steps, phases.turn, phases.now[0]) == (0, 0, 0, "start")
 
 
 def test_a_phase_is_a_point_where_a_fault_can_strike() -> None:
@@ -47,7 +46,7 @@ def test_a_phase_is_a_point_where_a_fault_can_strike() -> None:
     faults.place(rank=1, attempt=1)
     try:
         phases.enter("forward")
-        phases.step_done(2)
+        phases.begin_step(3)
         phases.enter("backward")
         with pytest.raises(faults.FaultError):
             phases.enter("forward")
@@ -64,9 +63,10 @@ def test_a_step_of_phases_costs_next_to_nothing() -> None:
     def once() -> float:
         began = time.thread_time()
         for step in range(steps):
+            phases.begin_step(step)
             for name in names:
                 phases.enter(name)
-            phases.step_done(step)
+            phases.end_step()
         return (time.thread_time() - began) / steps
 
     assert min(once() for _ in range(5)) < 20e-6

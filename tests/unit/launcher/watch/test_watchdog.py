@@ -191,7 +191,8 @@ def stuck_in_the_middle():
         time.sleep(60)
 
 with Heartbeat(Path(sys.argv[1]), rank=int(sys.argv[2]), interval=0.1):
-    phase.step_done(7)
+    phase.begin_step(8)
+    phase.end_step()
     phase.enter("forward")
     if sys.argv[2] == "0":
         phase.enter("backward")
