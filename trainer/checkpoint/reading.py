@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from trainer.checkpoint.errors import DamagedCheckpointsError
 from trainer.checkpoint.shards import Shard, shards_of
-from trainer.checkpoint.writing import cause, quiet
+from trainer.checkpoint.writing import cause, silence_remark
 
 
 class CheckpointReader(FileSystemReader):
@@ -69,8 +69,8 @@ def read_tensors(
             "it."
         )
     try:
-        with quiet():
-            load({}, storage_reader=reader, planner=_Planner(shards_of(tensors)), no_dist=True)
+        silence_remark()
+        load({}, storage_reader=reader, planner=_Planner(shards_of(tensors)), no_dist=True)
     except CheckpointException as failure:
         error = cause(failure.failures[0][0])
         if isinstance(error, OSError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -114,14 +114,14 @@ def write_tensors(
         shards, source, step=step, rank=ranks.rank, slice_bytes=slice_bytes, plan_key=plan_key
     )
     try:
-        with quiet():
-            save(
-                {},
-                storage_writer=writer,
-                planner=planner,
-                process_group=ranks.group,
-                no_dist=ranks.world == 1,
-            )
+        silence_remark()
+        save(
+            {},
+            storage_writer=writer,
+            planner=planner,
+            process_group=ranks.group,
+            no_dist=ranks.world == 1,
+        )
     except CheckpointException as failure:
         if ranks.rank in failure.failures:
             raise cause(failure.failures[ranks.rank][0]) from failure
@@ -252,9 +252,9 @@ def cause(error: BaseException) -> BaseException:
     return error
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without torch's remark that a save without a process group comes from one process."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
+def silence_remark() -> None:
+    """No more of torch's remark that a save without a process group comes from one process.
+
+    For good: a filter for a while would, in this thread, mix up those of the training thread.
+    """
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
