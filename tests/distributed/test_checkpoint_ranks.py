@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from trainer import faults
 from trainer.checkpoint.errors import NotFiniteError
 from trainer.checkpoint.shards import shard_of
 from trainer.checkpoint.store import Checkpoints
+from trainer.checkpoint.writing import SLICE_BYTES
 from trainer.disk import DiskError
 from trainer.ranks import Ranks
 from trainer.state import TrainState
@@ -251,3 +253,32 @@ def test_the_ranks_share_the_verification(ranks: Pool, tmp_path: Path) -> None:
         aside.rename(tmp_path / "step_00000002")
         path.write_bytes(content)
     assert ranks.run(3, damage_seen, tmp_path) == ["step_00000002"] * 3
+
+
+def plan_for_a_published_table() -> tuple[int, int, int]:
+    """MB that knowing the place of this rank's rows takes, the first of them, and how many."""
+    rows, dim, world = 384_000_001, 256, dist.get_world_size()
+    mesh = init_device_mesh("cpu", (world,))
+    each = -(-rows // world)
+    mine = min(each, rows - dist.get_rank() * each)
+    table = DTensor.from_local(
+        torch.empty(mine, dim, device="meta"),
+        mesh,
+        [Shard(0)],
+        run_check=False,
+        shape=torch.Size([rows, dim]),
+        stride=(dim, 1),
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    shard = shard_of(table)
+    slices = list(shard.slices(SLICE_BYTES))
+    assert sum(count for _, count in slices) == mine
+    assert max(count for _, count in slices) * dim * 4 <= SLICE_BYTES
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return (after - before) // 1024, shard.offsets[0], mine
+
+
+def test_the_place_of_many_rows_takes_no_memory(ranks: Pool) -> None:
+    first, second = ranks.run(2, plan_for_a_published_table)
+    assert first[1:] == (0, 192_000_001) and second[1:] == (192_000_001, 192_000_000)
+    assert max(first[0], second[0]) < 50
