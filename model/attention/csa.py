@@ -192,10 +192,18 @@ class CSAttention(nn.Module):
         *,
         with_mass: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """`attend`, one stretch of tokens after the other."""
+        """`attend`, one stretch of tokens after the other; one of a row sees the row's entries."""
         split, far = context.layout.columns.split, shared if self.ratio else None
         weights = self.wq_b.weight.to(q_latent.dtype), self.wo_a.weight.to(q_latent.dtype)
-        selected = [None] * len(near) if far is None else split(far.selected)
+        entries: Sequence[Tensor | None] = [None] * len(near)
+        selected: Sequence[Tensor | None] = entries
+        if far is not None:
+            each = len(far.entries) // len(near)
+            entries = split(far.entries)
+            selected = [
+                _counted_from(number * each, chosen)
+                for number, chosen in enumerate(split(far.selected))
+            ]
         parts = [
             attend(
                 q,
@@ -204,13 +212,19 @@ class CSAttention(nn.Module):
                 self.attn_sink,
                 turn=own_turn,
                 start=start,
-                entries=None if far is None else far.entries,
+                entries=own,
                 selected=chosen,
                 settings=self.settings,
                 with_mass=with_mass,
             )
-            for q, kv, own_turn, start, chosen in zip(
-                split(q_latent), near, split(turn), context.window_start, selected, strict=True
+            for q, kv, own_turn, start, own, chosen in zip(
+                split(q_latent),
+                near,
+                split(turn),
+                context.window_start,
+                entries,
+                selected,
+                strict=True,
             )
         ]
         if len(parts) == 1:
@@ -304,3 +318,8 @@ class CSAttention(nn.Module):
         first = whole.start[:: self.ratio] // self.ratio
         own = torch.arange(len(first), device=first.device)
         return torch.where(whole.live[:: self.ratio], first, own)
+
+
+def _counted_from(first: int, selected: Tensor) -> Tensor:
+    """Flat entries as places behind the entry `first`; -1 stays."""
+    return selected if first == 0 else torch.where(selected < 0, selected, selected - first)
