@@ -41,6 +41,16 @@ class Tracker:
         self._thread = threading.Thread(target=self._work, name=sink.label, daemon=True)
         self._thread.start()
 
+    @property
+    def label(self) -> str:
+        """What people call the view."""
+        return self._sink.label
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still takes what it is given."""
+        return self._alive
+
     def put(self, item: Item) -> None:
         """Show this; returns at once."""
         with self._changed:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from trainer import phase
 from trainer.config import TrainerConfig
 from trainer.metrics import Record
 from trainer.progress import Say
@@ -45,16 +46,28 @@ class Views:
         try:
             for tracker in self._trackers:
                 tracker.finish(done=done)
-            if not all(tracker.join(start + min(limit, QUIET)) for tracker in self._trackers):
+            if not self._joined(start + min(limit, QUIET)):
                 self._news()
-                self._say(f"waiting up to {limit:g} s for what is still to be shown elsewhere")
-            late = [t for t in self._trackers if not t.join(start + limit)]
-            for tracker in late:
-                tracker.abandon(f"not finished in {limit:g} s")
+                names = " and ".join(t.label for t in self._trackers if t.alive)
+                self._say(f"waiting up to {limit:g} s for {names}")
+            if not self._joined(start + limit):
+                self._abandon(f"not finished in {limit:g} s")
         except KeyboardInterrupt:
-            for tracker in self._trackers:
-                tracker.abandon("not waited for")
+            self._abandon("not waited for")
         self._news()
+
+    def _joined(self, deadline: float) -> bool:
+        """Whether all have ended by then; whoever watches this rank sees that it is waiting."""
+        for tracker in self._trackers:
+            while not tracker.join(min(deadline, time.monotonic() + 1)):
+                if time.monotonic() >= deadline:
+                    return False
+                phase.tick()
+        return True
+
+    def _abandon(self, why: str) -> None:
+        for tracker in self._trackers:
+            tracker.abandon(why)
 
     def _put(self, item: Item) -> None:
         for tracker in self._trackers:
