@@ -143,7 +143,10 @@ class Checkpoints:
         if save is None:
             return None
         save.join()
-        return save.step if save.error is None else None
+        if save.error is None:
+            return save.step
+        self._say(f"step {save.step}: not saved: {save.error}")
+        return None
 
     def newest(self) -> Path | None:
         """The newest whole checkpoint; None when there is none at all. The ranks share the reading.

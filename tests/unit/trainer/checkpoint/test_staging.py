@@ -175,13 +175,16 @@ def test_a_copy_that_fails_is_told_of_like_any_failure(checkpoints, monkeypatch)
     assert list(checkpoints.folder.iterdir()) == []
 
 
-def test_a_run_that_ends_badly_still_finishes_its_save(checkpoints, gate, arm):
+def test_a_run_that_ends_badly_still_finishes_its_save(checkpoints, gate, arm, monkeypatch):
     checkpoints.save(tensors(2), state(2), wait=False)
     threading.Timer(0.2, gate.set).start()
     assert checkpoints.close() == 2
     arm("disk-full@save.manifest")
     checkpoints.save(tensors(4), state(4), wait=False)
+    said = []
+    monkeypatch.setattr(checkpoints, "_say", said.append)
     assert checkpoints.close() is None and checkpoints.close() is None
+    assert len(said) == 1 and said[0].startswith("step 4: not saved: No space left")
     assert checkpoints.all() == [checkpoints.path(2)]
 
 
