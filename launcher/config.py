@@ -91,3 +91,19 @@ class ClusterConfig:
             f"cluster.device_memory_gb={self.device_memory_gb} must be above 0; give the memory of "
             "one accelerator in GB, or null if it is unknown"
         ]
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """How `-m` runs its points: `concurrency` of them at the same time.
+
+    metric: what is compared, the lowest is the best. auto = eval_loss where points evaluate.
+    """
+
+    concurrency: int = 1
+    metric: Literal["auto", "eval_loss", "loss"] = "auto"
+
+    def problems(self) -> list[str]:
+        if self.concurrency >= 1:
+            return []
+        return [f"sweep.concurrency={self.concurrency} must be 1 or more"]

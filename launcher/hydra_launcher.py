@@ -1,10 +1,11 @@
-"""`dsv41-train -m`: the points of a sweep, one after another, none hidden by another's failure."""
+"""`dsv41-train -m`: the points of a sweep, validated as a whole, none hurt by another's failure."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -12,35 +13,36 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
 from launcher.compose import config_flags
-from launcher.messages import sweep_table
+from launcher.messages import labels
 from launcher.problems import ConfigProblems
 from launcher.run_config import RunConfig
-from launcher.submit import submit
+from launcher.sweep.folder import Point as SweepPoint
+from launcher.sweep.folder import SweepFolder, new_sweep
+from launcher.sweep.objective import objective
+from launcher.sweep.running import run_points
 from launcher.validate import examine, messages
 from trainer.exit_codes import ExitCode
-from trainer.outcome import Outcome
 
 PLUGIN_MODULE = "hydra_plugins.dsv41_train"
 
 
 @dataclass(frozen=True)
 class Point:
-    """One run of a sweep and how it ended; None while it has not run."""
+    """One run of a sweep to be."""
 
     overrides: tuple[str, ...]
     config: RunConfig
-    outcome: Outcome | None = None
 
 
 class PointLauncher(Launcher):
-    """Validates all points before the first one starts, then runs them one after another."""
+    """Validates all points before the first one starts, then runs them, some at a time."""
 
     # Hydra instantiates plugins from modules of this name alone, and does not discover a mapped
     # one in an editable install; so register() puts this module there, in any installation.
@@ -49,6 +51,7 @@ class PointLauncher(Launcher):
     def __init__(self) -> None:
         self._context: HydraContext | None = None
         self._config: DictConfig | None = None
+        self._sweep: SweepFolder | None = None
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
@@ -59,22 +62,20 @@ class PointLauncher(Launcher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
+        """Run the points. Under our own sweeper the command ends here, with the exit code of the
+        sweep; any other (hydra/sweeper=optuna) gets the objective of each point and may ask for
+        more, which join the same sweep."""
         assert self._config is not None
-        flags = config_flags(self._config.hydra)
         points = self._validated(job_overrides)
-        done: list[Point] = []
-        for number, label in enumerate(labels(job_overrides), start=1):
-            print(f"\nPoint {number} of {len(points)}: {label}", flush=True)
-            point = points[number - 1]
-            outcome = submit(point.config, overrides=point.overrides, flags=flags)
-            done.append(replace(point, outcome=outcome))
-            if outcome.code in (ExitCode.INTERRUPTED, ExitCode.AGAIN):
-                break
-        points[: len(done)] = done
-        print("\n" + sweep_table(labels(job_overrides), [p.outcome for p in points]), flush=True)
-        failed = [p.outcome.code for p in done if p.outcome and p.outcome.code != ExitCode.DONE]
-        # Past Hydra by SystemExit: its own way back carries no exit code.
-        sys.exit(failed[-1] if failed else ExitCode.DONE)
+        configs = [point.config for point in points]
+        self._sweep = self._sweep or new_sweep(configs[0])
+        added = self._sweep.add(configs, job_overrides, config_flags(self._config.hydra))
+        code = run_points(self._sweep, added)
+        chosen = self._config.hydra.sweeper.get("_target_", "")
+        if chosen.startswith(PLUGIN_MODULE) or code in (ExitCode.INTERRUPTED, ExitCode.AGAIN):
+            # Past Hydra by SystemExit: its own way back carries no exit code.
+            sys.exit(code)
+        return [_returned(self._sweep, point) for point in added]
 
     def _validated(self, job_overrides: Sequence[Sequence[str]]) -> list[Point]:
         assert self._context is not None and self._config is not None
@@ -92,16 +93,20 @@ class PointLauncher(Launcher):
                 found.setdefault(problem, []).append(label)
             if config is not None:
                 points.append(Point(tuple(overrides), config))
-        found.update(shared_ids(points))
+        found.update(given_ids(points))
         if found:
             raise ConfigProblems([_with_points(p, who, job_overrides) for p, who in found.items()])
         return points
 
 
-def labels(job_overrides: Sequence[Sequence[str]]) -> list[str]:
-    """What tells each point of a sweep from the others: its overrides that not all points have."""
-    common = set.intersection(*(set(overrides) for overrides in job_overrides))
-    return [" ".join(o for o in overrides if o not in common) for overrides in job_overrides]
+def _returned(sweep: SweepFolder, point: SweepPoint) -> JobReturn:
+    """What a sweeper learns of a point: its objective, infinite where there is none."""
+    value = objective(point.folder.path, sweep.metric)
+    return JobReturn(
+        overrides=list(point.overrides),
+        status=JobStatus.COMPLETED,
+        _return_value=math.inf if value is None else value,
+    )
 
 
 def _with_points(problem: str, who: Sequence[str], points: Sequence[object]) -> str:
@@ -157,16 +162,14 @@ def register() -> None:
         )
 
 
-def shared_ids(points: Sequence[Point]) -> dict[str, list[str]]:
-    """The problem of points that would share a folder, if there are any."""
-    places = [(p.config.runs_dir, p.config.name, p.config.id) for p in points]
-    clash = [p for p, place in zip(points, places, strict=True) if places.count(place) > 1]
-    ids = {p.config.id for p in clash if p.config.id is not None}
+def given_ids(points: Sequence[Point]) -> dict[str, list[str]]:
+    """The problem of points with an id of their own, if there are any."""
+    given = {p.config.id for p in points if p.config.id is not None}
     return {
-        f"id={name} is given to several points; leave id out and each gets its own": [
-            " ".join(p.overrides) for p in clash if p.config.id == name
+        f"id={name}: a sweep numbers its runs itself; leave id out": [
+            " ".join(p.overrides) for p in points if p.config.id == name
         ]
-        for name in ids
+        for name in given
     }
 
 

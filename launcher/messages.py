@@ -60,19 +60,10 @@ def resume_command(config: RunConfig, command: Sequence[str]) -> str:
     return shlex.join([*kept, f"id={config.id}", "resume=auto"])
 
 
-def sweep_table(points: Sequence[str], outcomes: Sequence[Outcome | None]) -> str:
-    """One line a point: how it ended (None = it did not run), after how many steps."""
-    rows = [("ended", "code", "steps", "point")]
-    for point, outcome in zip(points, outcomes, strict=True):
-        if outcome is None:
-            rows.append(("not run", "", "", point))
-        else:
-            rows.append((outcome.reason, str(int(outcome.code)), str(outcome.step), point))
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    return "\n".join(
-        f"{ended:<{widths[0]}}  {code:>{widths[1]}}  {steps:>{widths[2]}}  {point}"
-        for ended, code, steps, point in rows
-    )
+def labels(points: Sequence[Sequence[str]]) -> list[str]:
+    """What tells each point of a sweep from the others: its overrides that not all points have."""
+    common = set.intersection(*(set(overrides) for overrides in points))
+    return [" ".join(o for o in overrides if o not in common) for overrides in points]
 
 
 def _resumes(command: Sequence[str]) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from launcher.config import ClusterConfig, LauncherConfig, ResilienceConfig
+from launcher.config import ClusterConfig, LauncherConfig, ResilienceConfig, SweepConfig
 from trainer.config import TrainerConfig
 
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -29,6 +29,7 @@ class RunConfig(TrainerConfig):
     launcher: LauncherConfig
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     resilience: ResilienceConfig = field(default_factory=ResilienceConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
 
     @property
     def home(self) -> Path:

@@ -25,6 +25,7 @@ COMMANDS = {
     "runs": ("launcher.runs.listing", "a table of all runs"),
     "status": ("launcher.runs.status", "what a run is doing, how it got there, what to do next"),
     "stop": ("launcher.runs.stop", "ask a run to save and end, and wait for it"),
+    "sweep": ("launcher.sweep.command", "the points of a sweep: status, retry, best"),
     "verify": ("launcher.verify.command", "check this installation against reference cases"),
 }
 

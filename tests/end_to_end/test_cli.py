@@ -165,21 +165,28 @@ def test_hydras_own_habits(place) -> None:
     assert place.names() == {"configs", "words.txt"}
 
 
-def test_a_sweep_runs_every_point(place) -> None:
-    (place.folder / "bad.txt").write_bytes(b"\xff\xfe\xff")
+def test_a_sweep_runs_every_point_and_what_failed_can_be_run_again(place) -> None:
+    (place.folder / "later.txt").write_bytes(b"\xff\xfe\xff")
     ended = place.train(
-        *[*place.small, "-m", "train.steps=1", "seed=1,2", "data.paths=[bad.txt],[words.txt]"]
+        *[*place.small, "-m", "train.steps=1", "data.paths=[later.txt],[words.txt]"]
     )
     assert ended.code == ExitCode.BAD_DATA, ended.text
-    assert [line.split()[-1] for line in ended.out.splitlines()[-4:]] == [
-        "data.paths=[bad.txt]",
-        "data.paths=[words.txt]",
-        "data.paths=[bad.txt]",
-        "data.paths=[words.txt]",
-    ]
-    assert "bad.txt:1: not UTF-8" in ended.err
-    assert [freeze.load(run / "config.yaml").seed for run in place.runs()] == [1, 2]
-    assert place.names() == {"configs", "words.txt", "bad.txt", "runs"}
+    bad, good = (line.split() for line in ended.out.splitlines() if line.startswith("00"))
+    assert bad[:4] == ["000", "could", "not", "begin"]
+    assert (good[:3], good[-1]) == (["001", "done", "1/1"], "data.paths=[words.txt]")
+    assert "later.txt:1: not UTF-8" in ended.err
+    (sweep,) = (place.folder / "runs").iterdir()
+    assert f"dsv41 sweep retry {sweep}" in ended.err
+    assert (sweep / "sweep.png").is_file()
+
+    (place.folder / "later.txt").write_text("so it was mended and read after all " * 40)
+    again = place.run("dsv41", "sweep", "retry", str(sweep))
+    assert again.code == 0, again.text
+    told = json.loads(place.run("dsv41", "sweep", "status", str(sweep), "--json").out)
+    assert [point["state"] for point in told] == ["done", "done"]
+    best = json.loads(place.run("dsv41", "sweep", "best", str(sweep), "--json").out)
+    assert best["objective"] == min(point["objective"] for point in told)
+    assert place.names() == {"configs", "words.txt", "later.txt", "runs"}
 
 
 @pytest.mark.parametrize("how", ["command", "module"])

@@ -37,6 +37,7 @@ def test_the_groups() -> None:
         "cluster",
         "logging",
         "resilience",
+        "sweep",
     }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.messages import closing, next_command, resume_command, sweep_table
+from launcher.messages import closing, next_command, resume_command
 from launcher.run_config import RunConfig
 from launcher.run_dir import RunFolder
 from trainer.exit_codes import ExitCode
@@ -62,13 +62,3 @@ def test_next_is_ones_own_text_and_then_longer(tiny: RunConfig) -> None:
     ]
     own = replace(tiny, data=replace(tiny.data, source="text", paths=("a",)))
     assert next_command(own, given).endswith(f"data=embedded train.steps={2 * tiny.train.steps}")
-
-
-def test_table_of_a_sweep() -> None:
-    outcomes = [Outcome(ExitCode.DONE, "done", 12), Outcome(ExitCode.BAD_DATA, "bad data", 0), None]
-    assert sweep_table(["a=1", "a=2", "a=3"], outcomes).splitlines() == [
-        "ended     code  steps  point",
-        "done         0     12  a=1",
-        "bad data    65      0  a=2",
-        "not run                a=3",
-    ]

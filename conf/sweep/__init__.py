@@ -1,0 +1,1 @@
+"""How `dsv41-train -m` runs its points."""

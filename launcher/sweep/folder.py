@@ -1,0 +1,127 @@
+"""A sweep's folder: runs_dir/NAME-sweep-ID/, with a run for each point and sweep.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from launcher.messages import labels
+from launcher.problems import Stop
+from launcher.run_config import RunConfig
+from launcher.run_dir import RunFolder, create, new_id
+from launcher.runs.view import RunView, view_of
+from launcher.sweep.objective import objective
+from trainer.exit_codes import ExitCode
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep. label: the settings that not all points share."""
+
+    label: str
+    overrides: tuple[str, ...]
+    folder: RunFolder
+
+    def view(self) -> RunView:
+        return view_of(self.folder)
+
+    @property
+    def log(self) -> Path:
+        """What the point's process printed."""
+        return self.folder.path / "point.log"
+
+    @property
+    def exit_file(self) -> Path:
+        return self.folder.path / "point.code"
+
+    def state(self) -> str:
+        """In a few words: what it does or how it ended."""
+        view = self.view()
+        if view.state == "new" and self.exit_file.is_file():
+            return f"could not begin ({self.exit_file.read_text().strip()})"
+        return view.state if view.state in ("done", "running", "new") else view.reason
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """Where a sweep lies."""
+
+    path: Path
+
+    @property
+    def file(self) -> Path:
+        return self.path / "sweep.json"
+
+    @property
+    def picture(self) -> Path:
+        return self.path / "sweep.png"
+
+    def points(self) -> list[Point]:
+        """All points, in the order of their start."""
+        return [
+            Point(point["label"], tuple(point["overrides"]), RunFolder(self.path / point["run"]))
+            for point in self._read()["points"]
+        ]
+
+    @property
+    def metric(self) -> str:
+        return self._read()["metric"]
+
+    @property
+    def concurrency(self) -> int:
+        return self._read()["concurrency"]
+
+    def ranked(self) -> list[tuple[float, Point]]:
+        """The points that have been measured, best first."""
+        metric = self.metric
+        measured = [(objective(p.folder.path, metric), p) for p in self.points()]
+        found = [(value, point) for value, point in measured if value is not None]
+        return sorted(found, key=lambda pair: pair[0])
+
+    def _read(self) -> dict[str, Any]:
+        return json.loads(self.file.read_text("utf-8"))
+
+    def add(
+        self, configs: Sequence[RunConfig], overrides: Sequence[Sequence[str]], flags: Sequence[str]
+    ) -> list[Point]:
+        """Make the runs of further points and note them. Stop 73 if they cannot be made."""
+        known = self._read() if self.file.is_file() else _empty(configs[0])
+        for number, (config, words) in enumerate(
+            zip(configs, overrides, strict=True), start=len(known["points"])
+        ):
+            own = replace(
+                config, runs_dir=str(self.path.parent), name=self.path.name, id=f"{number:03d}"
+            )
+            create(own, overrides=words, flags=flags)
+            known["points"].append({"run": own.id, "overrides": list(words), "label": ""})
+        every = [point["overrides"] for point in known["points"]]
+        for point, label in zip(known["points"], labels(every), strict=True):
+            point["label"] = label
+        temporary = self.file.with_suffix(".tmp")
+        temporary.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+        temporary.replace(self.file)
+        return self.points()[-len(configs) :]
+
+
+def new_sweep(config: RunConfig) -> SweepFolder:
+    """Where a sweep whose first point is `config` goes; it appears with its first points."""
+    return SweepFolder(Path(config.runs_dir) / f"{config.name}-sweep-{new_id()}")
+
+
+def existing_sweep(path: Path) -> SweepFolder:
+    """The sweep in the folder `path`. Stop 2 when it is none, with what may have been meant."""
+    folder = SweepFolder(path)
+    if folder.file.is_file():
+        return folder
+    near = sorted(path.parent.glob("*/sweep.json"), key=lambda p: p.stat().st_mtime)
+    near += sorted(path.glob("*/sweep.json"), key=lambda p: p.stat().st_mtime)
+    hint = f"did you mean {near[-1].parent}?" if near else "give a sweep's folder"
+    raise Stop(ExitCode.USAGE, f"{path} is no sweep: it holds no sweep.json; {hint}")
+
+
+def _empty(config: RunConfig) -> dict[str, Any]:
+    sweep = config.sweep
+    return {"metric": sweep.metric, "concurrency": sweep.concurrency, "points": []}

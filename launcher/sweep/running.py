@@ -1,0 +1,66 @@
+"""Points that are to run -> the pool, the table, the picture, and the closing lines."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.sweep.folder import Point, SweepFolder
+from launcher.sweep.pool import Pool
+from launcher.sweep.table import LiveTable, print_table
+from trainer.exit_codes import ExitCode
+
+LAST_LINES = 4  # of a failed point's output
+
+
+def run_points(sweep: SweepFolder, points: Sequence[Point]) -> int:
+    """Run them; the exit code: that of the last one that failed, or 0."""
+    print(f"Sweep   {sweep.path}", flush=True)
+    with LiveTable(sweep, total=len(points)) as shown:
+        pool = Pool(points, sweep.concurrency, changed=shown.changed)
+        codes = pool.run()
+    failed = [p for p in points if codes.get(p.folder.path) != ExitCode.DONE]
+    if not sys.stdout.isatty():
+        print()
+        print_table(sweep)
+    if (picture := draw_sweep(sweep)) is not None:
+        print(f"Plot    {picture}")
+    print(f"Best    dsv41 sweep best {sweep.path}")
+    for point in failed:
+        if point.folder.path in codes:
+            _tell(point)
+    if failed:
+        print(f"Again   dsv41 sweep retry {sweep.path}", file=sys.stderr, flush=True)
+    if pool.stopped is not None:
+        return ExitCode.INTERRUPTED if pool.stopped == signal.SIGINT else ExitCode.AGAIN
+    return codes[failed[-1].folder.path] if failed else ExitCode.DONE
+
+
+def _tell(point: Point) -> None:
+    """The last lines of a failed point, and where the others are."""
+    lines = [line for line in point.log.read_text("utf-8", errors="replace").splitlines() if line]
+    told = [f"  {line}" for line in lines[-LAST_LINES:]]
+    print(f"\n{point.label}:", *told, f"  Log     {point.log}", sep="\n", file=sys.stderr)
+
+
+def draw_sweep(sweep: SweepFolder) -> Path | None:
+    """All points' curves in one picture; None when there is nothing to draw."""
+    from dataclasses import replace
+
+    from trainer.plot import draw, load_curves
+
+    curves = []
+    for point in sweep.points():
+        try:
+            curves.append(replace(load_curves(point.folder.path), label=point.label))
+        except ValueError:  # no step yet
+            continue
+    if not curves:
+        return None
+    try:
+        draw(curves, sweep.picture)
+    except OSError:
+        return None
+    return sweep.picture

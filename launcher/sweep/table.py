@@ -1,0 +1,74 @@
+"""A sweep as a table: live on a terminal, a line a change elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from launcher.sweep.folder import Point, SweepFolder
+from launcher.sweep.objective import objective
+from trainer.exit_codes import ExitCode
+
+REFRESH_SECONDS = 1.0
+
+
+def table_of(sweep: SweepFolder) -> Table:
+    """One row a point: its state, how far it is, how good it is."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("run", "state", "step", sweep.metric.replace("auto", "loss"), "point"):
+        table.add_column(name, justify="right" if name not in ("run", "state", "point") else "left")
+    best = sweep.ranked()[:1]
+    for point in sweep.points():
+        view, value = point.view(), objective(point.folder.path, sweep.metric)
+        step = f"{view.last.get('step', 0)}/{view.total or '?'}"
+        shown = "" if value is None else f"{value:.4f}"
+        marked = " *" if best and best[0][1].folder.path == point.folder.path else ""
+        table.add_row(point.folder.path.name, point.state(), step, shown + marked, point.label)
+    return table
+
+
+class LiveTable:
+    """What the pool tells, shown while entered."""
+
+    def __init__(self, sweep: SweepFolder, *, total: int) -> None:
+        self._sweep, self._total, self._begun = sweep, total, 0
+        self._live = None
+        if sys.stdout.isatty():
+            self._live = Live(
+                get_renderable=lambda: table_of(sweep), refresh_per_second=1 / REFRESH_SECONDS
+            )
+
+    def __enter__(self) -> LiveTable:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def changed(self, point: Point | None, code: int | None) -> None:
+        """Say that a point has begun (code None) or ended; on a terminal the table shows it."""
+        if self._live is not None or point is None:
+            return
+        if code is None:
+            self._begun += 1
+            print(f"Point {self._begun} of {self._total}: {point.label}", flush=True)
+            return
+        value = objective(point.folder.path, self._sweep.metric)
+        good = f", loss {value:.4f}" if value is not None else ""
+        how = "done" if code == ExitCode.DONE else f"{point.state()}, exit code {code}"
+        print(f"{point.label}: {how}{good}", flush=True)
+
+
+def print_table(sweep: SweepFolder) -> None:
+    Console(soft_wrap=not sys.stdout.isatty()).print(table_of(sweep))
