@@ -14,7 +14,7 @@ _NOT_IN_PROJECT = "/\\#?%:"
 
 @dataclass(frozen=True)
 class WandbConfig:
-    """Weights & Biases: one W&B run for all attempts of a run, under the run's id.
+    """Weights & Biases: one W&B run for all attempts of a run, NAME-ID there.
 
     mode: online sends as it trains; offline writes a folder inside the run's, for `wandb sync`;
     auto = what WANDB_MODE says, else online where there is an account (WANDB_API_KEY, or after

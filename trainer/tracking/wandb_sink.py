@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,11 +21,12 @@ from trainer.tracking.sink import Item, Opened, SinkError
 
 PROGRAM = Path(__file__).with_name("wandb_process.py")
 ONLINE_SHARE = 0.7  # of the time to begin; the rest is for the folder, should W&B not answer
+ID_LENGTH = 64
 OWN_SHARE = 0.75  # of that, after which wandb itself should give up and say why
 
 
 class WandbSink:
-    """The W&B run of the run in `run_dir`, named by that folder.
+    """The W&B run of the run in `run_dir`, which is runs_dir/name/id.
 
     mode: online or offline. log: the file that takes what wandb prints. settings: the run's
     configuration, as plain data.
@@ -67,7 +69,7 @@ class WandbSink:
             {
                 "do": "open",
                 "mode": mode,
-                "id": self._run_dir.name,
+                "id": wandb_id(self._run_dir),
                 "name": f"{self._run_dir.parent.name} {self._run_dir.name}",
                 "dir": str(self._run_dir),
                 "project": self._config.project or os.environ.get("WANDB_PROJECT") or PROJECT,
@@ -164,6 +166,15 @@ class WandbSink:
         """Versions, command and git state at submission."""
         file = self._run_dir / "env.json"
         return json.loads(file.read_text()) if file.exists() else None
+
+
+def wandb_id(run_dir: Path) -> str:
+    """The W&B run's identity over all attempts: name and id, since an id alone can come again
+    (those of a sweep's points are numbers). W&B takes ID_LENGTH characters."""
+    full = f"{run_dir.parent.name}-{run_dir.name}"
+    if len(full) <= ID_LENGTH:
+        return full
+    return f"{full[: ID_LENGTH - 9]}-{sha256(full.encode()).hexdigest()[:8]}"
 
 
 def has_account(environ: Mapping[str, str]) -> bool:

@@ -94,5 +94,5 @@ def test_one_line_of_steps_over_two_attempts(
     (texts,) = [e["values"]["samples"] for e in logged if "samples" in e["values"]]
     assert [row[0] for row in texts] == [4, 4]
     assert logged[-1]["values"]["metrics"] == str(tmp_path / "run" / "plots" / "metrics.png")
-    assert {e["id"] for e in did if e["place"] == "init"} == {"run"}
+    assert {e["id"] for e in did if e["place"] == "init"} == {f"{tmp_path.name}-run"}
     assert [e["exit_code"] for e in did if e["place"] == "finish"] == [1, 0]

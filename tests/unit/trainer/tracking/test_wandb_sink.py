@@ -17,7 +17,7 @@ import pytest
 from trainer.tracking.config import Mode, WandbConfig
 from trainer.tracking.tracker import Tracker
 from trainer.tracking.views import Views
-from trainer.tracking.wandb_sink import PROGRAM, WandbSink
+from trainer.tracking.wandb_sink import PROGRAM, WandbSink, wandb_id
 
 Log = Callable[[], list[dict[str, Any]]]
 
@@ -60,7 +60,7 @@ def test_what_w_and_b_is_told(tmp_path: Path, fake_wandb: Log) -> None:
     assert init == {
         "place": "init",
         "mode": "online",
-        "id": "run-1",
+        "id": "mine-run-1",
         "name": "mine run-1",
         "project": "p",
         "entity": None,
@@ -133,6 +133,13 @@ def test_steps_that_an_earlier_attempt_sent_are_not_sent_again(
     assert fake_wandb()[-1] == {"place": "finish", "exit_code": 1}
 
 
+def test_runs_of_different_sweeps_do_not_share_an_identity() -> None:
+    assert wandb_id(Path("runs/a-sweep-1/001")) == "a-sweep-1-001"
+    long = [wandb_id(Path(f"runs/{'n' * 100}/{number:03d}")) for number in (1, 2)]
+    assert [len(name) for name in long] == [64, 64]
+    assert long[0] != long[1]
+
+
 STARTER = f"""
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-P", {str(PROGRAM)!r}], stdin=subprocess.PIPE,
@@ -178,10 +185,10 @@ def test_w_and_b_offline_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("WANDB_API_KEY", secret)
     run = run_folder(tmp_path)
     (said,) = shown(run, mode="offline", limit=60.0)
-    (folder,) = (run / "wandb").glob("offline-run-*-run-1")
+    (folder,) = (run / "wandb").glob("offline-run-*-mine-run-1")
     assert said == f"W&B: offline; to send it: wandb sync {folder}"
-    written = (folder / "run-run-1.wandb").read_bytes()
-    for text in (b"c0ffee", b"loss", b"code-run-1", b"samples"):
+    written = (folder / "run-mine-run-1.wandb").read_bytes()
+    for text in (b"c0ffee", b"loss", b"code-mine-run-1", b"samples"):
         assert text in written
     (table,) = (folder / "files/media/table").iterdir()
     assert "upon" in table.read_text()
