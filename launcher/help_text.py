@@ -39,7 +39,8 @@ Options of the command:
   --hydra-help       options of Hydra, which reads the command line
 
 Before a large run: dsv41 plan +experiment=... (bytes on every rank).
-Afterwards: dsv41 plot RUN (loss curves), dsv41 verify CASE (checks this installation).
+Around it: dsv41 doctor (is this machine fit?), runs, status RUN, logs RUN, stop RUN, resume RUN,
+plot RUN (loss curves), verify CASE (checks this installation); dsv41 --help lists them all.
 """
 
 

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from launcher.config import LauncherConfig
 from launcher.doctor import folders, installation, limits, network
 from launcher.doctor.check import Check, Finding, carried_out
 from launcher.problems import Stop
@@ -65,9 +66,7 @@ def all_checks(config: RunConfig | None, *, environ: Mapping[str, str]) -> list[
     runs = Path(config.runs_dir) if config else Path("runs").absolute()
     pinned = config is not None and config.model.engram.store == "host"
     cached = folders.cache_folders(environ, data=_data_cache(config, environ))
-    nodes = getattr(config.launcher, "nodes", 1) if config else 1
-    kind = config.launcher.kind if config else None
-    torchrun = getattr(config.launcher, "torchrun", None) if config else None
+    launcher = config.launcher if config else LauncherConfig("local")
     return [
         Check("versions", installation.versions),
         Check("devices", partial(installation.devices, timeout_s=TORCH_S), TORCH_S + 5),
@@ -79,9 +78,9 @@ def all_checks(config: RunConfig | None, *, environ: Mapping[str, str]) -> list[
         Check("clock", partial(folders.clock, runs)),
         Check("disk", partial(_room, runs, config), 2 * TORCH_S),
         Check("caches", partial(folders.caches, cached)),
-        Check("host name", partial(network.host_name, nodes=nodes), late="warn"),
-        Check("ports", partial(network.port, getattr(torchrun, "port", None))),
-        Check("Slurm", partial(network.slurm, needed=kind == "slurm"), late="warn"),
+        Check("host name", partial(network.host_name, nodes=launcher.nodes), late="warn"),
+        Check("ports", partial(network.port, launcher.torchrun.port)),
+        Check("Slurm", partial(network.slurm, needed=launcher.kind == "slurm"), late="warn"),
         Check("Ray", partial(network.ray, environ.get("RAY_ADDRESS")), late="warn"),
         Check("W&B", partial(network.wandb, environ.get("WANDB_BASE_URL")), late="warn"),
     ]

@@ -27,6 +27,7 @@ def until_it_trains(place: Place, process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_stop_resume_and_resume_with_changes(place: Place) -> None:
     words = [*place.small, f"train.steps={STEPS}", "checkpoint.keep=1"]
     training = place.start([installed("dsv41-train"), *words])
