@@ -100,6 +100,7 @@ class Tracker:
         try:
             self._feed()
         except Exception as error:  # whatever it is, it must not reach training
+            self._sink.kill()
             why = str(error) if isinstance(error, SinkError) else repr(error)
             self._end(f"{self._sink.label}: {why}; training goes on without it")
         else:

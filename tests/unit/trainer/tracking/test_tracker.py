@@ -118,9 +118,11 @@ def test_a_slow_sink_loses_the_oldest_figures_and_says_how_many(tmp_path: Path) 
 
 @pytest.mark.parametrize("place", ["open", "send", "close"])
 def test_a_sink_that_raises_is_done_with_in_one_line(tmp_path: Path, place: str) -> None:
-    tracker = view(Recorder(fail=place), tmp_path / "none")
+    sink = Recorder(fail=place)
+    tracker = view(sink, tmp_path / "none")
     tracker.put(Item.of({"step": 1, "loss": 1.0}))
     said = ended(tracker)
+    assert sink.killed
     assert said[-1] == f"view: no {place}; training goes on without it"
     tracker.put(Item.of({"step": 2, "loss": 1.0}))
     assert list(tracker.news()) == []
