@@ -15,6 +15,7 @@ COMMANDS = {
     "completion": ("launcher.completion", "a script for the shell's tab key"),
     "data": ("launcher.data_tools.command", "prepare, inspect or check the data of a run"),
     "doctor": ("launcher.doctor.command", "is this machine fit for a run, and if not, the fix"),
+    "drill": ("launcher.drill.command", "rehearse faults on a setup: does a run survive them"),
     "export": ("launcher.export", "write a run's model as a folder of safetensors"),
     "generate": ("launcher.generate", "sample text from a run's newest checkpoint"),
     "join": ("launcher.join", "take part in a run of several nodes that another one supervises"),

@@ -1,0 +1,1 @@
+"""`dsv41 drill`: faults rehearsed on the user's own setup."""
