@@ -43,7 +43,10 @@ def blame(
     if silent:
         beat = silent[0]
         state = (states or {}).get(beat.rank) or "it is stopped, or cut off, or its Python is stuck"
-        quiet = f"has given no sign of life for {now - beat.seen:.0f} s in {beat.where}: {state}"
+        # It may have gone on for a moment after its last sign.
+        quiet = (
+            f"has given no sign of life for {now - beat.seen:.0f} s, last in {beat.where}: {state}"
+        )
         return Blame(beat.rank, f"{beat.named} {quiet}.{_others(beat, behind)}", beat)
     at_work = [beat for beat in behind if not beat.waiting]
     if at_work and (len(at_work) < world or _apart(behind)):

@@ -27,8 +27,9 @@ REPEAT_STEPS = 100  # between two reports of the same rank
 
 @dataclass(frozen=True)
 class Hang:
-    """rank: the one the others wait for, None where none stands out. message: for a person, the
-    rank and what it does on the first line. stacks: the file with those of all ranks."""
+    """rank: the one the others wait for, None where none stands out; phase: where it is. step: the
+    furthest that any rank has come. message: for a person, the rank and what it does on the first
+    line. stacks: the file with those of all ranks."""
 
     rank: int | None
     phase: str
@@ -92,12 +93,13 @@ class Watchdog:
 
     def _patience(self, now: float) -> int:
         beats = self._beats.of.values()
-        if len(beats) < self._world or any(beat.steps == 0 for beat in beats):
+        if len(beats) < self._world or all(beat.steps == 0 for beat in beats):
             return PATIENCE
-        if any(beat.phase in PATIENT for beat in beats):
+        # What a silent rank did last is no excuse for the others.
+        heard = [beat for beat in beats if now - beat.seen <= self._silent_s]
+        if any(beat.phase in PATIENT for beat in heard):
             return PATIENCE
-        unheard = all(now - beat.seen > self._silent_s for beat in beats)
-        return PATIENCE if unheard and not self._states() else 1
+        return PATIENCE if not heard and not self._states() else 1
 
     def _states(self) -> dict[int, str]:
         return {r: words for r, beat in self._beats.of.items() if (words := state_of(beat))}
@@ -114,7 +116,8 @@ class Watchdog:
             message += f"\nThe stacks of all ranks are in {stacks}"
         except OSError as error:
             message += f"\nTheir stacks could not be written: {error.strerror or error}"
-        phase, step = (found.beat.phase, found.beat.step) if found.beat else ("start", 1)
+        phase = found.beat.phase if found.beat else "start"
+        step = max((beat.step for beat in beats.values()), default=0)
         return Hang(found.rank, phase, step, message, stacks)
 
     def _compare(self, now: float) -> None:

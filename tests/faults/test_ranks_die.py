@@ -95,7 +95,7 @@ def test_a_stopped_rank_is_named(rehearsal: Rehearsal) -> None:
     quick = replace(rehearsal.config.resilience, hang_s=16.0)
     ended = rehearsal.run(f"stop@reduce,rank=0,{IN_STEP_5}", resilience=quick)
     ended.said("Attempt 1 ended (hang): Nothing was finished for ", "Rank 0 (", FROM_3)
-    ended.said("in reduce of step 5: it is stopped (SIGSTOP).")
+    ended.said(": it is stopped (SIGSTOP). For it rank 1 waits in ")
     ended.is_like_the_uninterrupted_one()
 
 

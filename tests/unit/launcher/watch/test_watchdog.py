@@ -121,6 +121,17 @@ def test_a_silent_rank_is_the_one_to_blame(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
+def test_what_a_silent_rank_did_last_buys_the_others_no_time(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.beat(0, phase="start", steps=0, step=0)
+    scene.beat(1)
+    began = scene.now
+    hang = scene.watch(200, alive=(1,))
+    assert hang is not None and 60 < scene.now - began < 68
+    assert (hang.rank, hang.phase, hang.step) == (0, "start", 5)
+
+
+@pytest.mark.usefixtures("quick")
 def test_when_nothing_is_heard_of_anybody_the_folder_gets_the_benefit_of_the_doubt(
     tmp_path: Path,
 ) -> None:
