@@ -41,8 +41,8 @@ CASES = [
         [beat(0, seen=NOW - 60), beat(1), beat(2)],
         0,
         "Rank 0 (node0, pid 100) has given no sign of life for 60 s, last in backward of step 7: "
-        "it is stopped, or cut off, or its Python is stuck. For it the other ranks wait in backward "
-        "of step 7.",
+        "it is stopped, or cut off, or its Python is stuck. For it the other ranks wait in "
+        "backward of step 7.",
         id="stopped",
     ),
     pytest.param(
