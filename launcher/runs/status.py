@@ -22,6 +22,7 @@ from trainer.progress import duration
 
 SHOWN_RANKS = 8  # heartbeats in full; of more only those that stand out
 SHOWN_ATTEMPTS = 10
+SHOWN_NOTES = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,6 +96,7 @@ def page(view: RunView, saved: list[Entry], ranks: list[Heartbeat]) -> Iterator[
     for attempt in view.attempts[-SHOWN_ATTEMPTS:]:
         last = attempt.number == len(view.attempts)
         yield f"  {attempt_text(attempt, working=last and view.state == 'running')}"
+        yield from (f"       {note}" for note in attempt.notes[-SHOWN_NOTES:])
     if not view.attempts:
         yield "  none yet"
     yield from ["", "checkpoints"]
@@ -151,7 +153,10 @@ def attempt_text(attempt: AttemptView, *, working: bool) -> str:
         return text + ("working" if working else "ended without a word (killed, or the node died)")
     text += f"{outcome.reason} (exit code {int(outcome.code)}) after step {outcome.step:,}"
     first = outcome.message.partition("\n")[0]
-    return f"{text}: {first}" if first and outcome.code != ExitCode.DONE else text
+    if first and outcome.code != ExitCode.DONE:
+        text += f": {first}"
+    follows = {"again": "started again", "stop": "not started again"}.get(attempt.next)
+    return f"{text} -> {follows} ({attempt.why})" if follows else text
 
 
 def rank_lines(ranks: list[Heartbeat]) -> Iterator[str]:

@@ -16,9 +16,11 @@ from typing import Any, Literal
 
 import yaml
 
+from launcher.decide import LONGEST_DELAY, Next
 from launcher.reduce import reduce
 from launcher.run_dir import Attempt, RunFolder
 from launcher.runs.names import label
+from launcher.runs.queue import is_listed
 from trainer.exit_codes import ExitCode
 from trainer.outcome import Outcome
 
@@ -47,7 +49,8 @@ class Heartbeat:
 @dataclass(frozen=True)
 class AttemptView:
     """One attempt. started, ended: seconds since the epoch. outcome: that of all ranks; None while
-    they work, and when they died without a word."""
+    they work, and when they died without a word. next: done, again or stop, as the supervisor
+    decided then, and why. notes: what else it saw (slow ranks, an end by force)."""
 
     number: int
     started: float | None
@@ -56,6 +59,9 @@ class AttemptView:
     host: str | None = None
     backend: str | None = None
     ranks: int | None = None
+    next: str = ""
+    why: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,6 +148,9 @@ def attempt_view(attempt: Attempt) -> AttemptView:
         host=start.get("host"),
         backend=start.get("backend"),
         ranks=start.get("ranks"),
+        next=str((end or {}).get("next", "")),
+        why=str((end or {}).get("why", "")),
+        notes=tuple(_note(e) for e in events if e.get("event") not in ("start", "end")),
     )
 
 
@@ -173,10 +182,14 @@ def is_worked_on(folder: RunFolder) -> bool:
     """Whether a process works on the run, here or, as far as its heartbeats tell, elsewhere."""
     if folder.is_held():
         return True
-    last = folder.last_attempt()
-    if not last or folder.attempt(last).outcome(0) is not None:
+    here, last = socket.gethostname(), folder.last_attempt()
+    if not last:
         return False
-    here = socket.gethostname()
+    attempt = attempt_view(folder.attempt(last))
+    if attempt.outcome is not None:
+        elsewhere = read_json(folder.path / "supervisor.json").get("host", here) != here
+        recent = time.time() - (attempt.ended or 0) < LONGEST_DELAY + FRESH_S
+        return elsewhere and recent and attempt.next == Next.AGAIN.value
     beats = heartbeats(folder.attempt(last))
     return any(beat.host != here and beat.silent_s < FRESH_S for beat in beats)
 
@@ -196,7 +209,10 @@ def _state(folder: RunFolder, attempts: list[AttemptView]) -> tuple[State, str]:
     job = read_json(folder.path / "submitted.json")
     asked = job.get("time", 0)
     if job and all((a.started or 0) < asked for a in attempts):
-        return "waiting", f"{job.get('backend', 'a queue')} job {job.get('job', '?')}"
+        name = f"{job.get('backend', 'a queue')} job {job.get('job', '?')}"
+        if is_listed(str(job.get("job"))) is False:
+            return "failed", f"{name} left the queue"
+        return "waiting", name
     if not attempts:
         return "new", "never started"
     outcome = attempts[-1].outcome
@@ -279,6 +295,13 @@ def _events(file: Path) -> list[dict[str, Any]]:
         if isinstance(event, dict):
             found.append(event)
     return found
+
+
+def _note(event: dict[str, Any]) -> str:
+    """An event in one line: what it is called, and what it says."""
+    said = {k: v for k, v in event.items() if k not in ("time", "event")}
+    parts = [f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in said.items()]
+    return f"{event.get('event')}: {', '.join(parts)}" if parts else str(event.get("event"))
 
 
 def _outcome(event: dict[str, Any]) -> Outcome | None:

@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from launcher.own_packages import HOME
+from launcher.runs import queue
 from launcher.runs.view import view_of
 from trainer.exit_codes import ExitCode
+from trainer.outcome import Outcome
 
 from .conftest import Called, Shelf
 
@@ -82,6 +85,47 @@ def test_a_job_in_a_queue_waits_until_an_attempt_begins(shelf: Shelf, call: Call
     time.sleep(0.01)
     shelf.attempt(run, ExitCode.AGAIN, "stopped")
     assert view_of(run).state == "stopped"
+
+
+def test_a_job_that_left_the_queue_waits_no_more(
+    shelf: Shelf, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = shelf.run("a/1")
+    (run.path / "submitted.json").write_text('{"backend": "slurm", "job": "47", "time": 9e9}')
+    tool = tmp_path / "squeue"
+    tool.write_text("#!/bin/sh\necho 46 46\necho 471 47\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(queue, "_answer", (-queue.KEEP_S, None))
+    assert view_of(run).state == "waiting"
+    tool.write_text("#!/bin/sh\necho 46 46\n")
+    assert view_of(run).state == "waiting"  # an answer holds for a while
+    monkeypatch.setattr(queue, "_answer", (-queue.KEEP_S, None))
+    assert (view_of(run).state, view_of(run).reason) == ("failed", "slurm job 47 left the queue")
+    tool.write_text("#!/bin/sh\nexit 1\n")
+    monkeypatch.setattr(queue, "_answer", (-queue.KEEP_S, None))
+    assert view_of(run).state == "waiting"
+
+
+def test_between_two_attempts_elsewhere_it_still_runs(shelf: Shelf) -> None:
+    run = shelf.run("a/1")
+    attempt = shelf.attempt(run)
+    outcome = Outcome(ExitCode.AGAIN, "a rank was killed", 3)
+    attempt.event("end", **outcome.to_dict(), next="again", why="failure 1 of 3 allowed")
+    assert view_of(run).state == "failed"
+    (run.path / "supervisor.json").write_text('{"host": "another-machine", "pid": 1}')
+    assert (view_of(run).state, view_of(run).reason) == ("running", "between two attempts")
+
+
+def test_the_page_says_what_followed_and_what_was_seen(shelf: Shelf, call: Call) -> None:
+    run = shelf.run("a/1")
+    attempt = shelf.attempt(run)
+    attempt.event("slow rank", rank=3, share=0.25)
+    outcome = Outcome(ExitCode.HANG, "hang", 3, "Rank 3 hangs.")
+    attempt.event("end", **outcome.to_dict(), next="stop", why="4 failures are more than 3")
+    out = call("status", "a")[1]
+    assert "slow rank: rank 3, share 0.25" in out
+    assert "after step 3: Rank 3 hangs. -> not started again (4 failures are more than 3)" in out
 
 
 def test_damage_is_no_reason_to_fail(shelf: Shelf, call: Call) -> None:
