@@ -15,9 +15,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from launcher import freeze
+from launcher.environment import code_digest
 from launcher.failures import Terminated, terminable
+from launcher.own_packages import HOME
 from launcher.problems import ConfigProblems, Stop
 from launcher.run_config import RunConfig
 from launcher.run_dir import RunFolder
@@ -49,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     """Train, and return the exit code of the run."""
     try:
         with terminable(), _standard_output(args.json) as out:
-            folder, outcome = _resume(args)
+            folder, outcome = _resume(args, out)
             if args.json:
                 ended = {**view_of(folder).to_dict(), "exit_code": int(outcome.code)}
                 os.write(out, (json.dumps(ended) + "\n").encode())
@@ -64,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _resume(args: argparse.Namespace) -> tuple[RunFolder, Outcome]:
+def _resume(args: argparse.Namespace, out: int) -> tuple[RunFolder, Outcome]:
     from launcher.resume import NOT_COMPARED, given_now
     from launcher.submit import go_on
 
@@ -82,6 +85,9 @@ def _resume(args: argparse.Namespace) -> tuple[RunFolder, Outcome]:
     if args.overrides and config == own:
         print(f"{' '.join(args.overrides)} changes nothing.", flush=True)
     _require(config, [])
+    if config.launcher.kind == "local" and code_digest(folder.code) != code_digest(HOME):
+        print(f"The code has changed since; the run goes on with {folder.code}.", flush=True)
+        _as_the_snapshot(folder, args, out)
     return folder, go_on(folder, given_now(config))
 
 
@@ -104,6 +110,16 @@ def _begin(
     )
     print(f"A new run begins with {checkpoint}:", *changes, sep="\n  ", flush=True)
     return begin_at(config, checkpoint, overrides=words.overrides, flags=words.flags)
+
+
+def _as_the_snapshot(folder: RunFolder, args: argparse.Namespace, out: int) -> NoReturn:
+    """This command once more, by the run's own code: a local rank trains in this process."""
+    words = [str(folder.path), *args.overrides]
+    words += ["--json"] if args.json else []
+    words += ["--config-dir", args.config_dir] if args.config_dir else []
+    os.dup2(out, 1)
+    program = [sys.executable, "-P", "-m", "launcher.tools", "resume", *words]
+    os.execve(sys.executable, program, {**os.environ, "PYTHONPATH": str(folder.code)})
 
 
 def _require(config: RunConfig, against: Sequence[str]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from launcher import submit, tools
+from launcher.own_packages import HOME
 from launcher.run_config import RunConfig
 from launcher.run_dir import RunFolder, create
 from trainer.exit_codes import ExitCode
@@ -116,6 +119,32 @@ def test_without_a_checkpoint_nothing_can_begin(run: RunFolder, calls: list[tupl
     assert resume(run, "train.steps=200") == ExitCode.CONFIG
     assert "has no checkpoint to begin with" in capfd.readouterr().err
     assert calls == []
+
+
+SNAPSHOT = """
+import launcher, sys
+def add_arguments(parser):
+    parser.add_argument("run")
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--json", action="store_true")
+def run(args):
+    print(args.run, args.overrides, args.json, launcher.__path__[0])
+    return 77
+"""
+
+
+def test_the_same_run_goes_on_with_the_code_that_it_was_made_with(run: RunFolder) -> None:
+    (run.code / "launcher" / "runs" / "resume.py").write_text(SNAPSHOT)
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher.tools", "resume", str(run.path), "--json", "seed=1"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(HOME)},
+        check=False,
+    )
+    assert done.returncode == 77, done.stderr
+    assert done.stdout == f"{run.path} ['seed=1'] True {run.code / 'launcher'}\n"
+    assert "The code has changed since" in done.stderr
 
 
 def test_what_cannot_go_on(run: RunFolder, tiny: RunConfig, capfd) -> None:
