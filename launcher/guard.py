@@ -9,16 +9,25 @@ import sys
 import threading
 import time
 
-_PR_SET_PDEATHSIG = 1
+PARENT = "DSV41_PARENT"  # environment: the id of the process that starts this one
 INTERVAL = 0.5  # seconds between two looks at the parent
+_PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(parent: int) -> None:
-    """End this process by SIGKILL as soon as `parent`, its parent's id, is gone.
+def as_parent() -> dict[str, str]:
+    """What a process adds to the environment of one that is to end with it."""
+    return {PARENT: str(os.getpid())}
 
-    The kernel does it on Linux, even for a process that is stopped; a thread looks as well, since
-    the kernel minds the thread that started us, and other systems do nothing.
+
+def die_with_parent() -> None:
+    """End this process by SIGKILL as soon as its parent is gone.
+
+    The parent is the one that PARENT names, which may have ended before this process came here;
+    whoever this one starts hears nothing of it. The kernel does it on Linux, even for a process
+    that is stopped; a thread looks as well, since the kernel minds the thread that started us, and
+    other systems do nothing.
     """
+    parent = int(os.environ.pop(PARENT, os.getppid()))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_watch, args=(parent,), name="parent-guard", daemon=True).start()

@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     """The rank that the environment names, of the run in argv[0] and its attempt argv[1]."""
     supervised = bool(os.environ.get(SUPERVISED))
     if supervised:
-        die_with_parent(os.getppid())
+        die_with_parent()
     argv = sys.argv[1:] if argv is None else argv
     if len(argv) != 2 or not argv[1].isdecimal():
         print(USAGE, file=sys.stderr)

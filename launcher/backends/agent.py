@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import sys
 
-from launcher.guard import die_with_parent
+from launcher.guard import as_parent, die_with_parent
 
 
 def main() -> None:
-    die_with_parent(os.getppid())
+    die_with_parent()
+    os.environ.update(as_parent())  # which the ranks inherit
     from torch.distributed.run import main as torchrun
 
     torchrun(sys.argv[1:])

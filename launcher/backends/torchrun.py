@@ -18,6 +18,7 @@ from pathlib import Path
 
 from launcher.backends.protocol import Plan
 from launcher.config import TorchrunConfig
+from launcher.guard import as_parent
 from launcher.problems import Stop
 from launcher.processes import descendants, end_tree, send
 from launcher.reduce import Death
@@ -96,7 +97,7 @@ class Agent:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 words,
-                env={**_without_rank(), **plan.environment()},
+                env={**_without_rank(), **plan.environment(), **as_parent()},
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,

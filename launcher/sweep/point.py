@@ -5,12 +5,11 @@ Usage: python -P -m launcher.sweep.point RUN_DIR
 
 from __future__ import annotations
 
-import os
 import sys
 
 from launcher.guard import die_with_parent
 from launcher.tools import main as tool
 
 if __name__ == "__main__":
-    die_with_parent(os.getppid())
+    die_with_parent()
     sys.exit(tool(["resume", *sys.argv[1:]]))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from launcher.guard import as_parent
 from launcher.own_packages import HOME
 from launcher.processes import end_tree
 from launcher.sweep.folder import Point
@@ -67,6 +68,7 @@ class Pool:
         threads = max(1, (os.cpu_count() or 1) // self.concurrency)
         env = {
             **os.environ,
+            **as_parent(),
             "PYTHONSAFEPATH": "1",
             "PYTHONPATH": str(HOME),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
