@@ -8,6 +8,7 @@ from typing import Protocol
 
 from launcher.reduce import Death
 from launcher.run_dir import Attempt, RunFolder
+from trainer import faults
 
 SUPERVISED = "DSV41_SUPERVISED"  # set for ranks that end with the process that started them
 
@@ -41,6 +42,7 @@ class Plan:
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
             "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
             SUPERVISED: "1",
+            **({faults.VARIABLE: asked} if (asked := os.environ.get(faults.VARIABLE)) else {}),
         }
 
 
