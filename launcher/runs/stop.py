@@ -13,19 +13,20 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from launcher.problems import Stop
 from launcher.run_dir import RunFolder
 from launcher.runs.listing import state_text
 from launcher.runs.names import add_run, label, named
 from launcher.runs.text import as_typed
-from launcher.runs.view import RunView, is_worked_on, read_json, view_of
+from launcher.runs.view import RunView, is_worked_on, view_of
 from trainer.exit_codes import ExitCode
 from trainer.signals import request_stop
 
 POLL_S = 0.3
 TELL_S = 15.0  # between two lines about what it still does
-AGAIN_S = 1.0  # between two signals of --now
+AGAIN_S = 0.2  # between two signals of --now
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,19 +101,21 @@ def _asked(folder: RunFolder, *, now: bool) -> str:
 
 @dataclass(frozen=True)
 class Holder:
-    """The process on this machine that works on a run. To it a second Ctrl-C means: at once."""
+    """The process on this machine that is itself the only rank of a run, which in the middle of a
+    step only a signal reaches. A supervisor reads the stop file at any time."""
 
     pid: int
     folder: Path
 
     @classmethod
     def of(cls, folder: RunFolder) -> Holder | None:
-        """None when it is on another machine, which only the stop file reaches."""
-        known = read_json(folder.path / "supervisor.json")
-        if not known and (last := folder.last_attempt()):
-            known = _started(folder, last)
+        """None when there is no such process, or it is on another machine."""
+        last = folder.last_attempt()
+        known = _started(folder, last) if last else {}
+        if known.get("backend") != "local" or known.get("host") != socket.gethostname():
+            return None
         holder = cls(int(known.get("pid", 0)), folder.path.resolve())
-        return holder if known.get("host") == socket.gethostname() and holder.holds() else None
+        return holder if holder.holds() else None
 
     def holds(self) -> bool:
         """Whether the process has the run's folder open, as one that works on it does; a process
@@ -129,7 +132,7 @@ class Holder:
                 os.kill(self.pid, signal.SIGINT)
 
 
-def _started(folder: RunFolder, number: int) -> dict[str, object]:
+def _started(folder: RunFolder, number: int) -> dict[str, Any]:
     """The line of events.jsonl with which an attempt began."""
     file = folder.attempt(number).path / "events.jsonl"
     with contextlib.suppress(OSError, ValueError), file.open(encoding="utf-8") as lines:

@@ -21,8 +21,8 @@ from .conftest import Called, Shelf
 
 Call = Callable[..., Called]
 
-# Holds a run; ends like a rank when it is asked by the file, or like a supervisor at a second
-# signal. With "deaf" it minds signals alone.
+# Works on a run like a rank that is the command's own process: it ends when it is asked by the
+# file, or at a second signal. With "busy" it is in the middle of a step and minds signals alone.
 HOLDER = """
 import json, os, signal, socket, sys, time
 from pathlib import Path
@@ -31,14 +31,13 @@ from trainer.exit_codes import ExitCode
 from trainer.outcome import Outcome
 
 folder, signals = RunFolder(Path(sys.argv[1])), []
-attempt = folder.attempt(folder.last_attempt())
 signal.signal(signal.SIGINT, lambda number, frame: signals.append(number))
-known = {"pid": os.getpid(), "host": sys.argv[3], "backend": "torchrun"}
 with folder.held() as ours:
     assert ours
-    (folder.path / "supervisor.json").write_text(json.dumps(known))
+    attempt = folder.new_attempt()
+    attempt.event("start", backend=sys.argv[4], ranks=1, host=sys.argv[3], pid=os.getpid())
     print("ready", flush=True)
-    while len(signals) < 2 and (sys.argv[2] == "deaf" or not attempt.stop_file.exists()):
+    while len(signals) < 2 and (sys.argv[2] == "busy" or not attempt.stop_file.exists()):
         time.sleep(0.02)
     code = json.loads(attempt.stop_file.read_text())["code"]
     outcome = Outcome(ExitCode(code), "stopped", 7)
@@ -52,11 +51,14 @@ Holding = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def holding() -> Iterator[Holding]:
-    """holding(run, "deaf", host): a process that works on the run."""
+    """holding(run, "busy", host, backend): a process that works on the run."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(run: RunFolder, ears: str = "", host: str | None = None) -> subprocess.Popen[str]:
-        words = [sys.executable, "-c", HOLDER, str(run.path), ears, host or socket.gethostname()]
+    def start(
+        run: RunFolder, ears: str = "", host: str | None = None, backend: str = "local"
+    ) -> subprocess.Popen[str]:
+        words = [sys.executable, "-c", HOLDER, str(run.path), ears]
+        words += [host or socket.gethostname(), backend]
         process = subprocess.Popen(
             words, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(HOME)}
         )
@@ -76,42 +78,42 @@ def asked(attempt: Attempt) -> dict[str, object]:
 
 def test_it_asks_waits_and_reports(shelf: Shelf, call: Call, holding: Holding) -> None:
     run = shelf.run("a/1")
-    attempt = shelf.attempt(run)
     holding(run)
     code, out, err = call("stop", "a")
     assert code == 0
     assert out == "a/1: stopped, step 7\nResume  dsv41 resume runs/a/1\n"
     assert "after the step under way, with a checkpoint" in err
-    assert asked(attempt) == {"code": ExitCode.INTERRUPTED, "why": "dsv41 stop", "now": False}
+    assert asked(run.attempt(1)) == {
+        "code": ExitCode.INTERRUPTED,
+        "why": "dsv41 stop",
+        "now": False,
+    }
 
 
 def test_json_says_how_it_ended(shelf: Shelf, call: Call, holding: Holding) -> None:
-    run = shelf.run("a/1")
-    shelf.attempt(run)
-    holding(run)
+    holding(shelf.run("a/1"))
     code, out, err = call("stop", "a", "--json")
     document = json.loads(out)
     assert (code, err) == (document["exit_code"], "") == (0, "")
     assert (document["run"], document["state"], document["step"]) == ("a/1", "stopped", 7)
 
 
-def test_now_is_a_second_signal(
-    shelf: Shelf, call: Call, holding: Holding, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stop, "AGAIN_S", 0.1)
+def test_now_is_a_second_signal(shelf: Shelf, call: Call, holding: Holding) -> None:
     run = shelf.run("a/1")
-    attempt = shelf.attempt(run)
-    process = holding(run, "deaf")
+    process = holding(run, "busy")
     code, out, err = call("stop", "a", "--now")
     assert code == 0 and out.startswith("a/1: stopped, step 7") and "at once" in err
-    assert wanted_now(attempt.stop_file)
+    assert wanted_now(run.attempt(1).stop_file)
     assert process.stdout is not None and process.stdout.readline() == "2\n"
 
 
-def test_elsewhere_only_the_file_asks(shelf: Shelf, call: Call, holding: Holding) -> None:
+@pytest.mark.parametrize("where", [{"host": "another-machine"}, {"backend": "torchrun"}])
+def test_elsewhere_and_of_a_supervisor_only_the_file_asks(
+    shelf: Shelf, call: Call, holding: Holding, where: dict[str, str]
+) -> None:
+    """To a supervisor a first signal would mean: with a checkpoint."""
     run = shelf.run("a/1")
-    shelf.attempt(run)
-    process = holding(run, host="another-machine")
+    process = holding(run, **where)
     assert stop.Holder.of(run) is None
     assert call("stop", "a", "--now")[0] == 0
     assert process.stdout is not None and process.stdout.readline() == "0\n"
@@ -119,8 +121,8 @@ def test_elsewhere_only_the_file_asks(shelf: Shelf, call: Call, holding: Holding
 
 def test_no_signal_reaches_a_process_that_has_another_ones_number(shelf: Shelf) -> None:
     run = shelf.run("a/1")
-    known = {"pid": os.getpid(), "host": socket.gethostname()}
-    (run.path / "supervisor.json").write_text(json.dumps(known))
+    attempt = run.new_attempt()
+    attempt.event("start", backend="local", host=socket.gethostname(), pid=os.getpid())
     assert stop.Holder.of(run) is None
     with run.held():
         assert stop.Holder.of(run) == stop.Holder(os.getpid(), run.path.resolve())
