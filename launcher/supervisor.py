@@ -127,6 +127,8 @@ def _run(
     finally:
         handle.kill()
         watchdog.close()
+    if isinstance(ended, Outcome):
+        return ended
     if isinstance(ended, Hang):
         return ended.outcome()
     return reduce(attempt.outcomes(), ended, world=plan.world)
@@ -134,13 +136,13 @@ def _run(
 
 def _watch(
     handle: Handle, attempt: Attempt, plan: Plan, requests: StopRequests, watchdog: Watchdog
-) -> Sequence[Death] | Hang:
+) -> Sequence[Death] | Hang | Outcome:
     requests.about(attempt)
     one_ended: float | None = None
     while (deaths := handle.poll()) is None:
         if requests.overdue or wanted_now(attempt.stop_file):
-            attempt.event("forced end", after_s=plan.grace_s)
-            return []
+            attempt.event("forced end", why="it was told to end at once, or took too long")
+            return _by_force(attempt, plan.folder.saved_step())
         if one_ended is None and attempt.outcomes():
             one_ended = time.monotonic()
         if one_ended is not None and time.monotonic() - one_ended > PEERS_SECONDS + plan.grace_s:
@@ -150,6 +152,13 @@ def _watch(
             return hang
         time.sleep(POLL_SECONDS)
     return deaths
+
+
+def _by_force(attempt: Attempt, saved: int) -> Outcome:
+    """The end of ranks that were not given the time for a checkpoint."""
+    where = f"the newest is of step {saved}" if saved else "there is none"
+    text = f"Ended by force, without a checkpoint of this moment; {where}."
+    return Outcome(requested_stop(attempt.stop_file) or ExitCode.AGAIN, "stopped", saved, text)
 
 
 def _verdict(attempt: Attempt, outcome: Outcome, decision: Decision, saved: int) -> str:
