@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 from launcher import own_packages
@@ -27,6 +28,7 @@ from trainer.exit_codes import ExitCode
 from trainer.heartbeat import Heartbeat
 from trainer.outcome import Outcome
 
+LEAST_PATIENCE_S = 1800.0  # of a collective
 USAGE = "usage: python -P -m launcher.worker RUN_DIR ATTEMPT    (with RANK and WORLD_SIZE set)"
 
 
@@ -52,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     def work() -> Outcome:
         _check_origin(folder)
         _check_world(config, world)
-        with _process_group(world):
+        with _process_group(world, hang_s=config.resilience.hang_s):
             return _train(config, folder, attempt)
 
     outcome = run_rank(work, attempt=attempt, rank=rank)
@@ -144,7 +146,7 @@ def _check_world(config: RunConfig, world: int) -> None:
 
 
 @contextmanager
-def _process_group(world: int) -> Iterator[None]:
+def _process_group(world: int, *, hang_s: float) -> Iterator[None]:
     """The default process group of a run with several ranks; none for one rank."""
     if world == 1:
         yield
@@ -153,7 +155,11 @@ def _process_group(world: int) -> Iterator[None]:
     import torch.distributed as dist
 
     # Flags and counts travel as CPU tensors, on a side path of their own.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    # A collective that gives up first would blame the rank that waits; the supervisor's watchdog
+    # names the one it waits for.
+    patience = timedelta(seconds=max(LEAST_PATIENCE_S, 4 * hang_s))
+    dist.init_process_group(backend, timeout=patience)
     try:
         yield
     finally:

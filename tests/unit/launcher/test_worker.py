@@ -84,7 +84,7 @@ def test_ranks_need_their_place(tmp_path: Path, monkeypatch, capsys) -> None:
 def test_a_folder_that_is_no_run(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert worker.main([str(tmp_path)]) == ExitCode.CONFIG
+    assert worker.main([str(tmp_path), "1"]) == ExitCode.CONFIG
     assert "config.yaml" in capsys.readouterr().err
 
 
@@ -92,7 +92,7 @@ def test_code_from_elsewhere_is_refused(tiny: RunConfig, monkeypatch, capsys) ->
     folder = create(tiny, overrides=[]).folder
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert worker.main([str(folder.path)]) == ExitCode.BUG
+    assert worker.main([str(folder.path), "1"]) == ExitCode.BUG
     assert str(folder.code) in capsys.readouterr().err
     assert folder.attempt(1).outcome(0) is not None
 
@@ -102,7 +102,7 @@ def test_another_world_size_is_refused(tiny: RunConfig, monkeypatch, capsys) -> 
     monkeypatch.setattr(own_packages, "strangers", lambda home: [])
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert worker.main([str(folder.path)]) == ExitCode.CONFIG
+    assert worker.main([str(folder.path), "1"]) == ExitCode.CONFIG
     assert "WORLD_SIZE=2, but the plan has 1 rank(s)" in capsys.readouterr().err
 
 
