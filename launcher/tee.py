@@ -12,15 +12,24 @@ from typing import IO, Any, TextIO
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 
 
+LOG_BYTES = 64 << 20  # after which a log goes on in a new file
+OLDER_PARTS = 4  # that are kept
+
+
 class Log:
     """Whole lines of text in a file, as they would read on paper.
+
+    A file of LOG_BYTES is renamed: rank-00000.log.1 holds what came before rank-00000.log, .2 what
+    came before that; the oldest of more than OLDER_PARTS goes.
 
     Terminal escapes are dropped, and of a line that was redrawn only its last state is kept. A
     full disk stops the log, not the training: the checkpoint's own message tells of it.
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file: IO[str] | None = path.open("a", encoding="utf-8", buffering=1)
+        self._size = path.stat().st_size
         self._line = ""
 
     def write(self, text: str) -> None:
@@ -41,8 +50,21 @@ class Log:
         shown = _ESCAPES.sub("", line).rstrip("\r").rpartition("\r")[2]
         try:
             self._file.write(shown + "\n")
+            self._size += len(shown.encode("utf-8", "replace")) + 1
+            if self._size >= LOG_BYTES:
+                self._file.close()
+                self._file = self._begin_anew()
         except OSError:
             self._file = None
+
+    def _begin_anew(self) -> IO[str]:
+        parts = [self._path.with_name(f"{self._path.name}.{n}") for n in range(1, OLDER_PARTS + 1)]
+        newer = [self._path, *parts[:-1]]
+        for source, target in reversed(list(zip(newer, parts, strict=True))):
+            if source.exists():
+                source.replace(target)
+        self._size = 0
+        return self._path.open("a", encoding="utf-8", buffering=1)
 
 
 class Tee:

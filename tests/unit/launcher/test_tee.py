@@ -6,6 +6,8 @@ import io
 import sys
 from pathlib import Path
 
+from launcher import tee
+from launcher.runs.logs import Tail
 from launcher.tee import Log, logged
 
 
@@ -84,3 +86,34 @@ def test_a_bar_of_rich_draws_through_it(tmp_path: Path, monkeypatch) -> None:
     text = (tmp_path / "rank.log").read_text()
     assert "between\n" in text
     assert "\x1b" not in text
+
+
+def test_a_long_log_goes_on_in_a_new_file(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(tee, "LOG_BYTES", 30)
+    monkeypatch.setattr(tee, "OLDER_PARTS", 2)
+    path = tmp_path / "rank-00000.log"
+    log = Log(path)
+    tail = Tail(path)
+    lines = [f"line {n:03d}" for n in range(1, 24)]
+    seen = []
+    for line in lines:
+        log.write(line + "\n")
+        seen += tail.more()
+    log.close()
+    assert seen == lines  # whoever follows it loses nothing
+    names = [f"{path.name}{part}" for part in (".2", ".1", "")]
+    assert {p.name for p in tmp_path.iterdir()} == set(names)
+    parts = [(tmp_path / name).read_text() for name in names]
+    kept = "".join(parts).splitlines()
+    assert kept == lines[-len(kept) :] and len(kept) > 8
+    assert all(len(part) < 30 + 9 for part in parts)
+
+
+def test_a_log_that_is_gone_on_with_knows_its_size(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(tee, "LOG_BYTES", 30)
+    path = tmp_path / "rank-00000.log"
+    for line in ("first half of it", "second half of it", "and more"):
+        log = Log(path)
+        log.write(line + "\n")
+        log.close()
+    assert path.read_text() == "and more\n"
