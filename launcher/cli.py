@@ -21,6 +21,8 @@ from launcher.submit import submit
 from launcher.validate import validate
 from trainer.exit_codes import ExitCode
 
+DRY_RUN = {"--dry-run": "launcher.slurm.dry_run=true"}
+
 
 @hydra.main(version_base="1.3", config_path="pkg://conf", config_name=compose.CONFIG_NAME)
 def _run(cfg: DictConfig) -> NoReturn:
@@ -44,7 +46,7 @@ def _run(cfg: DictConfig) -> NoReturn:
 def main() -> NoReturn:
     """The command's entry point; ends with the exit code of the run."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here, not to Hydra's own printing
-    sys.argv[1:] = together(sys.argv[1:])
+    sys.argv[1:] = together([DRY_RUN.get(word, word) for word in sys.argv[1:]])
     OmegaConf.register_new_resolver("dsv41_help", help_text.render, replace=True)
     hydra_launcher.register()
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from launcher.backends.slurm.config import SlurmConfig
+
 
 @dataclass(frozen=True)
 class TorchrunConfig:
@@ -28,17 +30,25 @@ class LauncherConfig:
     """How the ranks of the mesh (see parallel) are started.
 
     local: one rank, in the process of the command itself. torchrun: an elastic agent on each of
-    `nodes` machines starts an equal share of the ranks; the command supervises them.
+    `nodes` machines starts an equal share of the ranks; the command supervises them. slurm: a job
+    of `nodes` nodes does, and the command returns once it is queued.
     """
 
-    kind: Literal["local", "torchrun"]
+    kind: Literal["local", "torchrun", "slurm"]
     nodes: int = 1
     torchrun: TorchrunConfig = field(default_factory=TorchrunConfig)
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
 
     def problems(self) -> list[str]:
-        if self.nodes >= 1:
-            return []
-        return [f"launcher.nodes={self.nodes} must be 1 or more"]
+        found = []
+        if self.nodes < 1:
+            found.append(f"launcher.nodes={self.nodes} must be 1 or more")
+        if self.slurm.dry_run and self.kind != "slurm":
+            found.append(
+                f"--dry-run prints the batch script of launcher=slurm, but this is launcher="
+                f"{self.kind}; leave it out, or see dsv41 plan for what a run would hold"
+            )
+        return found
 
 
 @dataclass(frozen=True)

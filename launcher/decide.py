@@ -25,11 +25,13 @@ FINAL = {
 
 
 class Next(Enum):
-    """done: nothing is left to do. again: another attempt, from the last whole checkpoint. stop:
-    a person must act, or wanted it so."""
+    """done: nothing is left to do. again: another attempt, from the last whole checkpoint. requeue:
+    the same, by the supervisor of the job that the cluster starts next. stop: a person must act, or
+    wanted it so."""
 
     DONE = "done"
     AGAIN = "again"
+    REQUEUE = "requeue"
     STOP = "stop"
 
 
@@ -37,13 +39,14 @@ class Next(Enum):
 class AttemptEnd:
     """outcome: of all ranks, reduced to one. saved_before and saved: the step of the newest
     checkpoint when it began and when it ended, 0 = none. asked: a person told it to stop.
-    preempted: the cluster told it to end."""
+    preempted: the cluster told it to end. leaving: and takes the machines away."""
 
     outcome: Outcome
     saved_before: int = 0
     saved: int = 0
     asked: bool = False
     preempted: bool = False
+    leaving: bool = False
 
     @property
     def failed(self) -> bool:
@@ -82,7 +85,8 @@ def decide(ends: Sequence[AttemptEnd], limits: ResilienceConfig) -> Decision:
                 f"{preemptions} preemptions are more than resilience.max_preemptions="
                 f"{limits.max_preemptions}",
             )
-        return Decision(Next.AGAIN, f"preemption {preemptions}")
+        following = Next.REQUEUE if last.leaving else Next.AGAIN
+        return Decision(following, f"preemption {preemptions}")
     stuck = 0
     for end in reversed(ends):
         if not end.failed or end.saved > end.saved_before:

@@ -18,12 +18,13 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class Terminated(BaseException):
-    """SIGTERM came while nobody was ready to note it and go on to a checkpoint."""
+    """SIGTERM or SIGUSR2 came while nobody was ready to note it and go on to a checkpoint."""
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """While entered, SIGTERM raises Terminated; by default it ends a process without a word.
+    """While entered, SIGTERM and SIGUSR2, which warns of the end of a job's time, raise Terminated;
+    by default they end a process without a word.
 
     The trainer replaces this while it trains, and puts it back.
     """
@@ -34,11 +35,12 @@ def terminable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, leave)
+    before = {n: signal.signal(n, leave) for n in (signal.SIGTERM, signal.SIGUSR2)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def outcome_of(error: BaseException, *, log: Path) -> Outcome:

@@ -35,6 +35,7 @@ Options of the command:
   --cfg job          print the settings that a command would use, and stop
   --config-dir DIR   add a folder of your own groups: DIR/experiment/mine.yaml, beginning with
                      '# @package _global_', then is +experiment=mine
+  --dry-run          with launcher=slurm: print the batch script, and stop
   -m, --multirun     one run for each combination of values given as NAME=A,B
   --hydra-help       options of Hydra, which reads the command line
 

@@ -10,7 +10,7 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-NAMES = ("launcher", "trainer", "model", "data", "conf")
+NAMES = ("launcher", "trainer", "model", "data", "conf", "slurm")
 HOME = Path(__file__).resolve().parent.parent
 
 

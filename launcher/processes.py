@@ -54,3 +54,19 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def killed_by(number: int) -> str:
+    """In words, what a process died of."""
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return f"was killed by signal {number}"
+    hint = "; often the system, out of memory" if number == signal.SIGKILL else ""
+    return f"was killed by signal {number} ({name}{hint})"
+
+
+def without_rank() -> dict[str, str]:
+    """The environment, less what would make a process started with it believe that it is a rank."""
+    ours = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return {name: value for name, value in os.environ.items() if name not in ours}

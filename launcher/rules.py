@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from data.config import DataConfig
-from launcher.config import LauncherConfig
+from launcher.backends.slurm.config import MARGIN_S, seconds
+from launcher.config import LauncherConfig, ResilienceConfig
 from launcher.run_config import RunConfig
 from model.config import ModelConfig
 from trainer.config import EvalConfig, ParallelConfig
@@ -35,7 +36,10 @@ def mesh_fills_nodes(parallel: ParallelConfig, launcher: LauncherConfig) -> list
         f"parallel.cp={parallel.cp} is a mesh of {world} ranks"
     )
     if launcher.kind == "local" and (world > 1 or nodes > 1):
-        return [f"{mesh}, but launcher=local starts one; use launcher=torchrun, or parallel=single"]
+        return [
+            f"{mesh}, but launcher=local starts one; use launcher=torchrun or slurm, or "
+            "parallel=single"
+        ]
     if nodes > 0 and world % nodes:
         return [f"{mesh}, which {nodes} nodes (launcher.nodes) cannot share evenly; use a divisor"]
     return []
@@ -50,6 +54,30 @@ def environment_fits_plan(parallel: ParallelConfig, environ: Mapping[str, str]) 
         f"WORLD_SIZE={given} in the environment, but the plan has {parallel.world} rank(s); "
         "start dsv41-train once, by itself (it starts its own ranks), or unset WORLD_SIZE"
     ]
+
+
+def slurm_job_fits(
+    parallel: ParallelConfig, launcher: LauncherConfig, resilience: ResilienceConfig
+) -> list[str]:
+    """Whether each rank gets a GPU, and the run time for more than its end."""
+    slurm, found = launcher.slurm, []
+    if launcher.kind != "slurm" or launcher.nodes < 1:
+        return []
+    ranks = parallel.world // launcher.nodes
+    if slurm.gpus_per_node is not None and 0 < slurm.gpus_per_node < ranks:
+        found.append(
+            f"launcher.slurm.gpus_per_node={slurm.gpus_per_node}, but {ranks} ranks share a node "
+            "(the mesh over launcher.nodes) and each takes one; use more nodes, or a smaller mesh"
+        )
+    warned = slurm.warning_s(resilience.grace_s)
+    given = seconds(slurm.time) if slurm.time is not None else None
+    if given is not None and given <= warned:
+        found.append(
+            f"launcher.slurm.time={slurm.time} is over {given} s after the start, but the run is "
+            f"told to save {warned} s before its time ends (resilience.grace_s="
+            f"{resilience.grace_s:g} and {MARGIN_S}); give more time, or less grace"
+        )
+    return found
 
 
 def packs_fit_model(data: DataConfig, model: ModelConfig) -> list[str]:
@@ -185,6 +213,7 @@ DATA_RULES: tuple[Rule, ...] = (packs_fit_model, data_is_there, tokenizer_fits_m
 RULES: tuple[Rule, ...] = (
     *DATA_RULES,
     mesh_fills_nodes,
+    slurm_job_fits,
     environment_fits_plan,
     *MESH_RULES,
     evaluation_has_documents,

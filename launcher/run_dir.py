@@ -204,10 +204,14 @@ class Attempt:
         ends = [event for event in map(json.loads, lines) if event["event"] == "end"]
         return ends[-1].get("next", "stop") if ends else None
 
+    @property
+    def events_file(self) -> Path:
+        return self.path / "events.jsonl"
+
     def event(self, kind: str, **details: object) -> None:
         """Append a line to events.jsonl: what the launcher did and saw, with the time (UTC)."""
         line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": kind}
-        with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
+        with self.events_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps({**line, **details}) + "\n")
 
 

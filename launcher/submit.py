@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from data.cache.prepare import PreparedSource
+from launcher.backends.slurm import queue
 from launcher.data_tools.prepare import prepared
 from launcher.environment import code_digest
 from launcher.lineage import inherit
@@ -40,7 +41,13 @@ def submit(config: RunConfig, *, overrides: Sequence[str], flags: Sequence[str] 
     command that belong to them (--config-dir). Returns the outcome, also of a refusal.
     """
     command = [*command_words(sys.argv[0]), *flags, *overrides]
+    slurm = config.launcher.kind == "slurm"
     try:
+        if slurm and config.launcher.slurm.dry_run:
+            _say(queue.preview(config))
+            return Outcome(ExitCode.DONE, "shown", 0)
+        if slurm:
+            queue.check(config)
         sources = prepared(config)  # before there is a run, and before any process group
         with ExitStack() as held:
             run = open_run(config, overrides=overrides, flags=flags, held=held, say=_say)
@@ -104,6 +111,8 @@ def _train(
     now: Mapping[str, object],
     new: NewRun | None = None,
 ) -> Outcome:
+    if config.launcher.kind == "slurm":
+        return _queue(folder, config, sources, now=now, new=new)
     if config.launcher.kind == "local":
         attempt = _begin_here(folder, config, sources, now)
         outcome = run_here(config, folder, attempt)
@@ -119,6 +128,22 @@ def _train(
     )
     print(text, file=sys.stdout if outcome.code == ExitCode.DONE else sys.stderr, flush=True)
     return outcome
+
+
+def _queue(
+    folder: RunFolder,
+    config: RunConfig,
+    sources: Sequence[PreparedSource],
+    *,
+    now: Mapping[str, object],
+    new: NewRun | None,
+) -> Outcome:
+    try:
+        return queue.queue(folder, config, sources, given=now, say=_say)
+    except BaseException:
+        if new is not None:
+            new.discard()
+        raise
 
 
 def _begin_here(

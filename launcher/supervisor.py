@@ -14,14 +14,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from data.cache.prepare import PreparedSource
 from launcher.backends.opening import backend_of
-from launcher.backends.protocol import Backend, Handle, Plan
+from launcher.backends.protocol import Backend, Fate, Handle, Job, Plan
 from launcher.decide import AttemptEnd, Decision, Next, decide
 from launcher.environment import code_digest
+from launcher.history import remembered
 from launcher.own_packages import HOME
 from launcher.problems import Stop
 from launcher.reduce import Death, reduce
@@ -46,22 +47,26 @@ def supervise(
     given: Mapping[str, object],
     say: Say,
     backend: Backend | None = None,
+    job: Job | None = None,
+    earlier: Sequence[AttemptEnd] = (),
 ) -> tuple[Outcome, Attempt]:
     """Run `folder` to its end on the backend of config.launcher: how the last attempt ended, and
     it.
 
-    given: settings of the data for these attempts alone. Ctrl-C and SIGTERM ask the ranks to
-    checkpoint and end; a second one ends them at once. Stop when an attempt cannot be begun.
+    given: settings of the data for these attempts alone. job: of a batch system, that this process
+    runs in. earlier: how the attempts ended that count with these, see `decide`. Ctrl-C and SIGTERM
+    ask the ranks to checkpoint and end; a second one ends them at once. Stop when an attempt cannot
+    be begun.
     """
     backend = backend or backend_of(config, say=say)
-    limits, ends = config.resilience, []
+    limits, ends = config.resilience, list(earlier)
     plan = Plan(
         folder,
         world=config.parallel.world,
         nodes=config.launcher.nodes,
         grace_s=limits.grace_s,
     )
-    with _registered(folder, config), StopRequests(limits.grace_s, say=say) as requests:
+    with _registered(folder, config, job), StopRequests(limits.grace_s, say=say) as requests:
         while True:
             before = folder.saved_step()
             attempt = begin_attempt(folder, config, sources, given)
@@ -69,24 +74,41 @@ def supervise(
                 attempt, world=plan.world, hang_s=limits.hang_s, say=say, now=time.monotonic()
             )
             outcome = _run(backend, attempt, plan, requests, watchdog)
-            asked = requests.asked or requested_stop(attempt.stop_file) is not None
-            stopped = outcome.code == ExitCode.AGAIN and outcome.reason == "stopped"
-            ends.append(
-                AttemptEnd(
-                    outcome,
-                    saved_before=before,
-                    saved=folder.saved_step(),
-                    asked=asked,
-                    preempted=stopped and not asked,
-                )
-            )
+            end, fate = _end_of(attempt, outcome, requests, job)
+            ends.append(replace(end, saved_before=before, saved=folder.saved_step()))
             decision = decide(ends, limits)
-            attempt.event("end", **outcome.to_dict(), next=decision.next.value, why=decision.why)
-            if decision.next is not Next.AGAIN:
+            attempt.event(
+                "end",
+                **outcome.to_dict(),
+                next=decision.next.value,
+                why=decision.why,
+                **remembered(ends[-1]),
+            )
+            if decision.next not in (Next.AGAIN, Next.REQUEUE):
                 return outcome, attempt
             say(_verdict(attempt, outcome, decision, folder.saved_step()))
+            if decision.next is Next.REQUEUE:
+                assert job is not None
+                job.make_way(fate, requests.sleep)
+                return outcome, attempt
             if requests.wait(decision.delay_s):
                 return outcome, attempt
+
+
+def _end_of(
+    attempt: Attempt, outcome: Outcome, requests: StopRequests, job: Job | None
+) -> tuple[AttemptEnd, Fate]:
+    asked = requests.asked or requested_stop(attempt.stop_file) is not None
+    stopped = outcome.code == ExitCode.AGAIN and outcome.reason == "stopped"
+    fate = Fate.STAYS
+    if job is not None and outcome.code != ExitCode.DONE:
+        fate = job.fate(stopped=stopped and not asked)
+    leaving = fate in (Fate.PREEMPTED, Fate.TIME)
+    if requests.terminated and leaving:  # what looked like a person's wish was the batch system's
+        asked = False
+    asked = asked or fate is Fate.CANCELLED
+    preempted = (stopped or leaving) and not asked
+    return AttemptEnd(outcome, asked=asked, preempted=preempted, leaving=leaving), fate
 
 
 def begin_attempt(
@@ -166,6 +188,8 @@ def _verdict(attempt: Attempt, outcome: Outcome, decision: Decision, saved: int)
     first = outcome.message.strip().partition("\n")[0] or outcome.reason
     where = f"from the checkpoint of step {saved}" if saved else "from the beginning"
     when = f" in {decision.delay_s:.0f} s" if decision.delay_s else ""
+    if decision.next is Next.REQUEUE:
+        when = ", once the job has its machines again,"
     return (
         f"Attempt {attempt.number} ended ({outcome.reason}): {first} "
         f"Starting again{when} {where} ({decision.why})."
@@ -213,6 +237,16 @@ class StopRequests:
         self._woken.wait(seconds)
         return self.asked
 
+    def sleep(self, seconds: float) -> bool:
+        """Wait, also when a request came long ago; whether one comes meanwhile."""
+        self._woken.clear()
+        return self._woken.wait(seconds)
+
+    @property
+    def terminated(self) -> bool:
+        """Whether the request was a SIGTERM, which batch systems send too."""
+        return self.asked and self._code == ExitCode.AGAIN
+
     def _note(self, number: int, frame: object) -> None:
         self._woken.set()
         if self.asked:
@@ -242,7 +276,7 @@ class StopRequests:
 
 
 @contextmanager
-def _registered(folder: RunFolder, config: RunConfig) -> Iterator[None]:
+def _registered(folder: RunFolder, config: RunConfig, job: Job | None) -> Iterator[None]:
     """While entered, supervisor.json in the run's folder says who supervises it."""
     file = folder.path / "supervisor.json"
     known = {
@@ -250,6 +284,7 @@ def _registered(folder: RunFolder, config: RunConfig) -> Iterator[None]:
         "host": socket.gethostname(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "backend": config.launcher.kind,
+        "job": None if job is None else job.id,
     }
     file.write_text(json.dumps(known) + "\n", "utf-8")
     try:

@@ -1,8 +1,8 @@
 """One rank: read the frozen configuration, train, and write how it ended, in every case.
 
 As a process of its own: `python -P -m launcher.worker RUN_DIR ATTEMPT`, with PYTHONPATH on the
-run's code snapshot and RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment. Never runs
-Hydra.
+run's code snapshot and RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment; as a task
+of srun, Slurm's variables stand for the first two. Never runs Hydra.
 """
 
 from __future__ import annotations
@@ -103,7 +103,19 @@ def _train(config: RunConfig, folder: RunFolder, attempt: Attempt) -> Outcome:
     )
 
 
+# What srun tells a task, by the names that torch knows.
+FROM_SLURM = {
+    "RANK": "SLURM_PROCID",
+    "WORLD_SIZE": "SLURM_NTASKS",
+    "LOCAL_RANK": "SLURM_LOCALID",
+}
+
+
 def _place() -> tuple[int, int]:
+    """This rank and the number of all; also where only srun has told them."""
+    if "RANK" not in os.environ and "SLURM_STEP_ID" in os.environ:
+        found = {name: os.environ.get(theirs) for name, theirs in FROM_SLURM.items()}
+        os.environ.update({name: value for name, value in found.items() if value is not None})
     try:
         return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except (KeyError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a file become a request that the loop reads between two steps."""
+"""Ctrl-C, SIGTERM, SIGUSR2 and a file become a request that the loop reads between two steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ STOP_FILE = "stop"  # in an attempt's folder
 LOOK_SECONDS = 0.5  # between two looks at it
 GRACE = "DSV41_GRACE_S"  # environment: seconds from a request to the end by force
 
-_EXIT_CODES = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.AGAIN}
+_EXIT_CODES = {
+    signal.SIGINT: ExitCode.INTERRUPTED,
+    signal.SIGTERM: ExitCode.AGAIN,
+    signal.SIGUSR2: ExitCode.AGAIN,  # a batch system's warning that the time is nearly over
+}
 
 
 def request_stop(file: Path, code: ExitCode, *, why: str, now: bool = False) -> None:
@@ -51,9 +55,11 @@ def wanted_now(file: Path) -> bool:
 
 
 class StopSignals:
-    """While entered, the first SIGINT or SIGTERM is only noted, so that a save can follow.
+    """While entered, the first SIGINT, SIGTERM or SIGUSR2 is only noted, so that a save can follow.
 
-    A second signal takes its default action: the process leaves at once, unsaved. Signals reach
+    A second signal takes its default action: the process leaves at once, unsaved; but where
+    somebody will end it by force (GRACE is set) only Ctrl-C does, since batch systems repeat the
+    others while a save is under way. Signals reach
     the main thread alone; entered in another thread this notes nothing. notice: shown on standard
     error at the first signal, since a step can take long. file: one that asks for the same.
     """
@@ -65,6 +71,7 @@ class StopSignals:
         self._previous: dict[int, object] = {}
         self._looked = -LOOK_SECONDS
         self._grace = float(os.environ.get(GRACE, "inf"))
+        self._forced = math.isfinite(self._grace)
         self._since = math.inf
 
     @property
@@ -106,6 +113,8 @@ class StopSignals:
             if self._notice:
                 # Not print: the handler may have interrupted another write to the same stream.
                 os.write(2, f"{self._notice}\n".encode())
+            return
+        if number != signal.SIGINT and self._forced:
             return
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from launcher.reduce import Death
@@ -66,3 +68,33 @@ class Backend(Protocol):
     """Starts the ranks of attempts; Stop where it cannot."""
 
     def start(self, attempt: Attempt, plan: Plan) -> Handle: ...
+
+
+class Fate(Enum):
+    """What becomes of the machines that a supervisor was given.
+
+    stays: they are still ours. preempted: others get them, and the job comes back by itself. time:
+    the time that they were given for is over, or will be soon. cancelled: somebody ended the job.
+    """
+
+    STAYS = "stays"
+    PREEMPTED = "preempted"
+    TIME = "time"
+    CANCELLED = "cancelled"
+
+
+class Job(Protocol):
+    """The job of a batch system that a supervisor runs in."""
+
+    @property
+    def id(self) -> str: ...
+
+    def fate(self, *, stopped: bool) -> Fate:
+        """Asked when an attempt ended before it was done. stopped: its ranks were told to end,
+        though not by a person through the run's folder."""
+        ...
+
+    def make_way(self, fate: Fate, wait: Callable[[float], bool]) -> None:
+        """Have the job come back later, and stay until the system ends this process. wait: for
+        some seconds; True when a signal has come. Stop 75 when the job cannot come back."""
+        ...

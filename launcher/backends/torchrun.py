@@ -7,9 +7,7 @@ an attempt is the supervisor's to decide, and it would report every exit code as
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -20,7 +18,7 @@ from launcher.backends.protocol import Plan
 from launcher.config import TorchrunConfig
 from launcher.guard import as_parent
 from launcher.problems import Stop
-from launcher.processes import descendants, end_tree, send
+from launcher.processes import descendants, end_tree, killed_by, send, without_rank
 from launcher.reduce import Death
 from launcher.run_dir import Attempt, RunFolder
 from trainer.exit_codes import ExitCode
@@ -97,7 +95,7 @@ class Agent:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 words,
-                env={**_without_rank(), **plan.environment(), **as_parent()},
+                env={**without_rank(), **plan.environment(), **as_parent()},
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -142,26 +140,9 @@ def join(folder: RunFolder, attempt: Attempt, *, node: int) -> Agent:
     return Agent(attempt, plan, node=node, host=place["host"], port=place["port"])
 
 
-def killed_by(number: int) -> str:
-    """In words, what a process died of."""
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        return f"was killed by signal {number}"
-    hint = "; often the system, out of memory" if number == signal.SIGKILL else ""
-    return f"was killed by signal {number} ({name}{hint})"
-
-
 def _is_rank(pid: int) -> bool:
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
     return b"launcher.worker" in words
-
-
-def _without_rank() -> dict[str, str]:
-    """The environment, less what would make the agent believe it is itself a rank."""
-
-    ours = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    return {name: value for name, value in os.environ.items() if name not in ours}

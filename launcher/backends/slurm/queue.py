@@ -1,0 +1,161 @@
+"""A run into Slurm's queue: its batch script, the submission, and what to type afterwards."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data.cache.prepare import PreparedSource
+from launcher.backends.slurm.script import batch_script
+from launcher.backends.slurm.tools import SlurmError, is_listed, require_slurm, slurm
+from launcher.problems import Stop
+from launcher.run_config import RunConfig
+from launcher.run_dir import RunFolder
+from trainer.exit_codes import ExitCode
+from trainer.outcome import Outcome
+
+# How sbatch --test-only speaks of a job that may have to wait, which is no reason to refuse it.
+_MAY_WAIT = ("busy", "not available", "unavailable", "drained", "down")
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What a job must know beside the run's configuration, in the run's submission.json.
+
+    first_attempt: the number from which on attempts count against this submission's budgets.
+    """
+
+    sources: Sequence[PreparedSource]
+    given: Mapping[str, Any]
+    first_attempt: int
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> Submission:
+        """Stop 78 for a run that was never submitted."""
+        try:
+            known = json.loads(_file(folder).read_text("utf-8"))
+        except OSError as error:
+            raise Stop(
+                ExitCode.CONFIG,
+                f"{_file(folder)}: {error.strerror}. Submit the run with dsv41-train launcher=slurm"
+                f", or dsv41 resume {folder.path}",
+            ) from error
+        sources = [PreparedSource.from_dict(source) for source in known["sources"]]
+        return cls(sources, known["given"], known["first_attempt"])
+
+    def write(self, folder: RunFolder) -> None:
+        known = {
+            "sources": [source.to_dict() for source in self.sources],
+            "given": dict(self.given),
+            "first_attempt": self.first_attempt,
+        }
+        _written(_file(folder), json.dumps(known, indent=1) + "\n")
+
+
+def run_script(config: RunConfig, folder: Path) -> str:
+    """The batch script of the run that lies, or will lie, in `folder`."""
+    return batch_script(
+        config,
+        code=folder / "code",
+        log=Path(str(folder).replace("%", "%%")) / "slurm-%j.log",
+        command=[sys.executable, "-P", "-m", "launcher.backends.slurm.job", str(folder)],
+    )
+
+
+def preview(config: RunConfig) -> str:
+    """The batch script that a run of `config` would get; ID stands for one that is yet to be
+    made."""
+    return run_script(config, config.home / (config.id or "ID"))
+
+
+def check(config: RunConfig) -> None:
+    """Ask Slurm, before data are prepared and a run is made, whether it would take such a job.
+    Stop 78 with its words when it never would."""
+    require_slurm()
+    try:
+        slurm("sbatch", "--test-only", text=preview(config))
+    except SlurmError as error:
+        if not any(word in str(error).lower() for word in _MAY_WAIT):
+            raise _refused(error) from error
+
+
+def queue(
+    folder: RunFolder,
+    config: RunConfig,
+    sources: Sequence[PreparedSource],
+    *,
+    given: Mapping[str, object],
+    say: Callable[[str], None],
+) -> Outcome:
+    """Submit the run and return at once. Stop 78 with Slurm's words when it refuses the job, or
+    when an earlier job of the run still waits or runs."""
+    last = _submitted(folder).get("job")
+    if last is not None and is_listed(last):
+        raise Stop(
+            ExitCode.CONFIG,
+            f"Job {last} of {folder.path} still waits or runs.\n"
+            f"Look with: squeue --jobs={last}; end it with: scancel {last}",
+        )
+    Submission(sources, given, folder.last_attempt() + 1).write(folder)
+    script = folder.path / "train.sbatch"
+    _written(script, run_script(config, folder.path))
+    try:
+        said = slurm("sbatch", "--parsable", str(script))
+    except SlurmError as error:
+        raise _refused(error) from error
+    job = said.split()[0].partition(";")[0]
+    known = {"time": time.time(), "backend": "slurm", "job": job}
+    _written(_submitted_file(folder), json.dumps(known) + "\n")
+    say(follow_up(folder, job))
+    return Outcome(ExitCode.DONE, "submitted", 0, f"Submitted as job {job}.")
+
+
+def follow_up(folder: RunFolder, job: str) -> str:
+    """What to type once a job is in the queue."""
+    run = shlex.quote(str(folder.path))
+    rows = {
+        "Run": str(folder.path),
+        "Script": str(folder.path / "train.sbatch"),
+        "Queue": f"squeue --jobs={job}",
+        "State": f"dsv41 status {run}",
+        "Log": f"dsv41 logs -f {run}",
+        "Stop": f"dsv41 stop {run}    (with a checkpoint)",
+        "Cancel": f"scancel {job}    (also while it waits)",
+    }
+    return "\n".join([f"Job {job}", *(f"{name:<7} {text}" for name, text in rows.items())])
+
+
+def _refused(error: SlurmError) -> Stop:
+    return Stop(
+        ExitCode.CONFIG,
+        f"Slurm does not take this job: {error}\n"
+        "Correct launcher.slurm.* (sinfo lists the partitions, `sacctmgr show assoc` the accounts);"
+        " --dry-run prints the batch script.",
+    )
+
+
+def _submitted(folder: RunFolder) -> dict[str, Any]:
+    try:
+        return json.loads(_submitted_file(folder).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _file(folder: RunFolder) -> Path:
+    return folder.path / "submission.json"
+
+
+def _submitted_file(folder: RunFolder) -> Path:
+    return folder.path / "submitted.json"
+
+
+def _written(file: Path, text: str) -> None:
+    temporary = file.with_name(f"{file.name}.tmp")
+    temporary.write_text(text, "utf-8")
+    temporary.replace(file)

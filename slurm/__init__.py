@@ -1,0 +1,1 @@
+"""The batch script of Slurm jobs, and settings for some kinds of sites."""
