@@ -107,4 +107,4 @@ def test_help_names_every_group_and_option(composed: Composed) -> None:
         assert f"\n  {option.parent.name} " in text
         assert f"\n    {option.stem} " in text
     assert max(map(len, text.splitlines())) <= 100
-    assert len(text.splitlines()) <= 60
+    assert len(text.splitlines()) <= 64
