@@ -77,7 +77,7 @@ def test_usage(argv: list[str], capsys) -> None:
 
 def test_ranks_need_their_place(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    assert worker.main([str(tmp_path)]) == ExitCode.USAGE
+    assert worker.main([str(tmp_path), "1"]) == ExitCode.USAGE
     assert "RANK" in capsys.readouterr().err
 
 

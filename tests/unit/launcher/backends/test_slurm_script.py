@@ -35,15 +35,11 @@ def test_the_script_asks_for_what_the_settings_say(composed: Composed) -> None:
     config = job(
         composed,
         *("name=mine", "launcher.slurm.partition=gpu", "launcher.slurm.account=me"),
-        *(
-            "launcher.slurm.qos=high",
-            "launcher.slurm.constraint='a100&ib'",
-            "resilience.grace_s=99.5",
-        ),
-        *("launcher.slurm.time=1-12:00:00"),
+        *("launcher.slurm.qos=high", "launcher.slurm.constraint='a100&ib'"),
+        *("resilience.grace_s=99.5", "launcher.slurm.time=1-12:00:00"),
         *("launcher.slurm.gpus_per_node=2", "launcher.slurm.cpus_per_task=6"),
         "launcher.slurm.extra=[--exclusive]",
-        "launcher.slurm.setup=[module load cuda,export A=b]",
+        "launcher.slurm.setup=['module load cuda','export A=b']",
     )
     script = run_script(config, Path("/shared/runs/50% off/7"))
     assert set(directives(script)) == {
