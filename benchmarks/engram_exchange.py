@@ -67,8 +67,8 @@ def main() -> None:
 def run(rank: int, args: argparse.Namespace, port: int, answers: Any) -> None:
     """One rank; the first one answers for all."""
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, args.ranks, is_master=rank == 0)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=args.ranks)
+    meeting = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=args.ranks)
     released = ModelConfig.from_released(json.loads(CONFIG.read_text()))
     config = replace(
         released,

@@ -194,7 +194,8 @@ def peak_bytes(step: Step) -> int:
         step()
     held = most = 0
     assert trace.profiler is not None
-    for event in sorted(trace.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
+    results: Any = trace.profiler.kineto_results
+    for event in sorted(results.events(), key=lambda e: e.start_ns()):
         if event.name() == "[memory]":
             held += event.nbytes()
             most = max(most, held)

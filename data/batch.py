@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -160,11 +160,9 @@ class Batch:
         return _pinned(self)
 
 
-T = TypeVar("T", Batch, Images, WholeRows)
-
-
-def _pinned(value: T) -> T:
-    pinned = {}
+def _pinned(value: Any) -> Any:
+    """A dataclass with its tensors, also those of what it holds, in page-locked memory."""
+    pinned: dict[str, object] = {}
     for f in fields(value):
         part = getattr(value, f.name)
         if isinstance(part, Tensor):

@@ -17,7 +17,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -159,12 +159,16 @@ def place(**known: int) -> None:
 
 
 def reach(
-    point: str, *, grads: Iterable[Tensor | None] = (), folder: Path | None = None, **known: int
+    point: str,
+    known: Mapping[str, int],
+    *,
+    grads: Iterable[Tensor | None] = (),
+    folder: Path | None = None,
 ) -> None:
     """This process has come to `point`; `known`: what a fault may depend on. grads, folder: what
     it may spoil. Costs nothing when no fault is armed."""
     for fault in _armed:
-        if fault.due(point, _place | known):
+        if fault.due(point, {**_place, **known}):
             fault.act(grads, folder)
 
 

@@ -153,7 +153,8 @@ def waits_for_others(frames: Mapping[int, FrameType], *, main: int) -> bool:
     frame = frames[main]
     if frame.f_code.co_filename == threading.__file__:
         saving = (t for t in threading.enumerate() if t.name.startswith(BACKGROUND))
-        frame = next((frames[t.ident] for t in saving if t.ident in frames), frame)
+        found = (frames.get(thread.ident or 0) for thread in saving)
+        frame = next((one for one in found if one is not None), frame)
     file = frame.f_code.co_filename.replace("\\", "/")
     return _FILES not in file and any(part in file for part in _COLLECTIVES)
 

@@ -45,7 +45,7 @@ class Phases:
         self.now = name, now
         self.turn += 1
         self.progress += 1
-        faults.reach(name, step=self.step, **known)
+        faults.reach(name, {"step": self.step, **known})
 
     def tick(self) -> None:
         """Something was done within a phase that can be long."""

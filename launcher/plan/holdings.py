@@ -121,7 +121,7 @@ def chunks(number: int, ranks: int) -> np.ndarray:
 
 def sum_of(arrays: Iterable[np.ndarray]) -> np.ndarray:
     """Element by element."""
-    return np.sum(list(arrays), axis=0, dtype=np.int64)
+    return np.asarray(np.sum(list(arrays), axis=0, dtype=np.int64))
 
 
 def _elements(name: str, shape: tuple[int, ...], mesh: ParallelConfig) -> np.ndarray:

@@ -114,7 +114,7 @@ class Holder:
         known = _started(folder, last) if last else {}
         if known.get("backend") != "local" or known.get("host") != socket.gethostname():
             return None
-        holder = cls(int(known.get("pid", 0)), folder.path.resolve())
+        holder = cls(int(str(known.get("pid", 0))), folder.path.resolve())
         return holder if holder.holds() else None
 
     def holds(self) -> bool:

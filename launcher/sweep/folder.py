@@ -92,8 +92,16 @@ class SweepFolder:
         for number, (config, words) in enumerate(
             zip(configs, overrides, strict=True), start=len(known["points"])
         ):
+            wandb = config.logging.wandb
+            logging = replace(
+                config.logging, wandb=replace(wandb, group=wandb.group or self.path.name)
+            )
             own = replace(
-                config, runs_dir=str(self.path.parent), name=self.path.name, id=f"{number:03d}"
+                config,
+                runs_dir=str(self.path.parent),
+                name=self.path.name,
+                id=f"{number:03d}",
+                logging=logging,
             )
             create(own, overrides=words, flags=flags)
             known["points"].append({"run": own.id, "overrides": list(words), "label": ""})

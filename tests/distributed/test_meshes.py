@@ -32,6 +32,9 @@ pytestmark = pytest.mark.xdist_group("ranks")
 # steps the gradient's norm is compared only while the runs still agree to the last bits.
 GRADIENT, GATE_WEIGHTS, TRAINING = 1e-5, 1e-4, 1e-4
 NORM_STEPS = 6
+# Nats. The indexer's divergence falls to 5e-5 and is what is left of terms near one, whose last
+# bits are 1e-7: beside the loss it is added to, 8 nats, this is nothing.
+DIVERGENCE = 5e-6
 ALL = ParallelConfig(dp_replicate=2, dp_shard=2, cp=2, ep=2, engram_owners=4, recompute="selective")
 
 
@@ -166,7 +169,9 @@ def compare(
         for key in ("loss", "balance_loss", "index_loss", "eval_loss", "grad_norm"):
             late = key == "grad_norm" and left["step"] > NORM_STEPS
             if left.get(key) is not None and not late:
-                assert right[key] == pytest.approx(left[key], rel=TRAINING), (left["step"], key)
+                least = DIVERGENCE if key == "index_loss" else 0.0
+                wanted = pytest.approx(left[key], rel=TRAINING, abs=least)
+                assert right[key] == wanted, (left["step"], key)
         assert right.get("tokens_total") == left.get("tokens_total")
         assert right.get("expert_dead") == left.get("expert_dead")
 

@@ -55,7 +55,7 @@ def remove(path: Path, **here: int) -> None:
     if step_of(path) is not None:
         leaving = path.with_name(f"{path.name}.tmp-removed")
         path.rename(leaving)
-    faults.reach("save.retire", **here)
+    faults.reach("save.retire", here)
     shutil.rmtree(leaving)
 
 

@@ -115,7 +115,7 @@ class Checkpoints:
         )
         self._in_flight.start()
         source.stage()
-        faults.reach("save.staged", step=state.step, rank=self._ranks.rank)
+        faults.reach("save.staged", {"step": state.step, "rank": self._ranks.rank})
 
     def settle(self, *, wait: bool = False) -> int | None:
         """At a step's border: the step of a save in the background that has just been finished.
@@ -193,7 +193,7 @@ class Checkpoints:
             with self._agreed(doing, ranks):
                 if ranks.first:
                     temporary.mkdir()
-                    faults.reach("save.folder", **here)
+                    faults.reach("save.folder", here)
             with self._agreed(doing, ranks):
                 mine = write_tensors(
                     temporary,
@@ -204,15 +204,15 @@ class Checkpoints:
                     slice_bytes=self._slice_bytes,
                     plan_key=self._plan_key,
                 )
-                faults.reach("save.tensors", folder=temporary, **here)
+                faults.reach("save.tensors", here, folder=temporary)
             written = ranks.all_gather_objects(mine)
             with self._agreed(doing, ranks):
                 if ranks.first:
                     entries = {name: entry for part in written for name, entry in part.items()}
-                    faults.reach("save.manifest", **here)
+                    faults.reach("save.manifest", here)
                     file = state.write(temporary)
                     write_manifest(temporary, entries | {file.name: entry_of(file)})
-                    faults.reach("save.rename", **here)
+                    faults.reach("save.rename", here)
                     temporary.rename(final)
                     sync_folder(self.folder)
         except BaseException:
@@ -222,7 +222,7 @@ class Checkpoints:
         self._whole.add(final)
         with self._agreed(doing, ranks):
             if ranks.first:
-                faults.reach("save.renamed", folder=final, **here)
+                faults.reach("save.renamed", here, folder=final)
                 self._retire(**here)
 
     def _retire(self, **here: int) -> None:

@@ -179,7 +179,7 @@ class _Planner(DefaultSavePlanner):
         return plan
 
     def resolve_data(self, write_item: WriteItem) -> Tensor:
-        faults.reach("save.slice", **self._known)
+        faults.reach("save.slice", self._known)
         phase.tick()
         data = self._source.data(write_item)
         if data.is_floating_point() and data.numel():

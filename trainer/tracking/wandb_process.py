@@ -45,7 +45,7 @@ class Session:
         for item in ask["items"]:
             values = dict(item["values"])
             if item["texts"]:
-                rows = [[item["step"], *pair] for pair in item["texts"]]
+                rows: list[Any] = [[item["step"], *pair] for pair in item["texts"]]
                 values["samples"] = wandb.Table(columns=["step", "prompt", "text"], data=rows)
             self.run.log(values, step=item["step"])
         return {}
