@@ -17,30 +17,30 @@ def arm():
 
 
 def test_nothing_happens_unless_asked_for(arm):
-    faults.reach("save.slice", step=1, rank=0)
+    faults.reach("save.slice", {"step": 1, "rank": 0})
     arm("raise@save.rename")
-    faults.reach("save.slice", step=1, rank=0)
+    faults.reach("save.slice", {"step": 1, "rank": 0})
     with pytest.raises(faults.FaultError):
-        faults.reach("save.rename")
+        faults.reach("save.rename", {})
 
 
 def test_conditions_and_visits(arm):
     arm("raise@save.slice,step=4,rank=1,visit=2; raise@save.rename,step=6")
     for known in ({"step": 3, "rank": 1}, {"step": 4, "rank": 0}, {"step": 4}):
         for _ in range(3):
-            faults.reach("save.slice", **known)
-    faults.reach("save.slice", step=4, rank=1)  # the first of its visits
+            faults.reach("save.slice", known)
+    faults.reach("save.slice", {"step": 4, "rank": 1})  # the first of its visits
     with pytest.raises(faults.FaultError):
-        faults.reach("save.slice", step=4, rank=1)
-    faults.reach("save.slice", step=4, rank=1)
+        faults.reach("save.slice", {"step": 4, "rank": 1})
+    faults.reach("save.slice", {"step": 4, "rank": 1})
     with pytest.raises(faults.FaultError):
-        faults.reach("save.rename", step=6, rank=0)
+        faults.reach("save.rename", {"step": 6, "rank": 0})
 
 
 def test_a_full_disk_is_the_real_error(arm):
     arm("disk-full@save.slice")
     with pytest.raises(OSError, match="space") as error:
-        faults.reach("save.slice")
+        faults.reach("save.slice", {})
     assert error.value.errno == errno.ENOSPC
 
 
@@ -49,7 +49,7 @@ def test_a_killed_process_has_no_last_word(arm):
     child = os.fork()
     if child == 0:
         try:
-            faults.reach("save.rename")
+            faults.reach("save.rename", {})
         finally:
             os._exit(0)
     _, status = os.waitpid(child, 0)
@@ -75,20 +75,20 @@ def test_what_would_never_happen_is_refused(text, message):
 
 def test_what_a_process_knows_of_itself_counts_at_every_point(arm):
     arm("raise@data,rank=1,attempt=1")
-    faults.reach("data", step=1)
+    faults.reach("data", {"step": 1})
     faults.place(rank=1, attempt=2)
-    faults.reach("data", step=1)
+    faults.reach("data", {"step": 1})
     faults.place(rank=1, attempt=1)
     with pytest.raises(faults.FaultError):
-        faults.reach("data", step=1)
+        faults.reach("data", {"step": 1})
 
 
 def test_a_gradient_becomes_nan(arm):
     arm("nan@reduce,step=2")
     grads = [None, torch.zeros(0), torch.zeros(2, 2), torch.zeros(2)]
-    faults.reach("reduce", step=1, grads=iter(grads))
+    faults.reach("reduce", {"step": 1}, grads=iter(grads))
     assert not grads[2].isnan().any()
-    faults.reach("reduce", step=2, grads=iter(grads))
+    faults.reach("reduce", {"step": 2}, grads=iter(grads))
     assert grads[2].isnan().sum() == 1 and not grads[3].isnan().any()
 
 
@@ -96,7 +96,7 @@ def test_one_bit_of_the_largest_file_is_flipped(arm, tmp_path):
     (tmp_path / "small").write_bytes(b"abc")
     (tmp_path / "large").write_bytes(bytes(100))
     arm("corrupt@save.renamed")
-    faults.reach("save.renamed", folder=tmp_path)
+    faults.reach("save.renamed", {}, folder=tmp_path)
     content = (tmp_path / "large").read_bytes()
     assert len(content) == 100 and sum(byte.bit_count() for byte in content) == 1
     assert (tmp_path / "small").read_bytes() == b"abc"
@@ -105,7 +105,7 @@ def test_one_bit_of_the_largest_file_is_flipped(arm, tmp_path):
 def test_slow_goes_on_later(arm):
     arm("slow@forward,ms=120")
     began = time.monotonic()
-    faults.reach("forward", step=1)
+    faults.reach("forward", {"step": 1})
     assert 0.12 <= time.monotonic() - began < 20
 
 
@@ -113,7 +113,7 @@ def test_a_stopped_process_goes_on_when_it_is_told_to(arm):
     arm("stop@backward")
     child = os.fork()
     if child == 0:
-        faults.reach("backward")
+        faults.reach("backward", {})
         os._exit(0)
     assert os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])
     os.kill(child, signal.SIGCONT)

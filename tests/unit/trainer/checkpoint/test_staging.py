@@ -59,10 +59,10 @@ def gate(monkeypatch):
     """Holds a save back just before the checkpoint appears."""
     event, reach = threading.Event(), faults.reach
 
-    def held(point, **known):
+    def held(point, known, **spoils):
         if point == "save.rename":
             event.wait()
-        reach(point, **known)
+        reach(point, known, **spoils)
 
     monkeypatch.setattr(faults, "reach", held)
     yield event
