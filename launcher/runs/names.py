@@ -51,6 +51,8 @@ def named(text: str, runs_dir: Path) -> RunFolder:
     folder = RunFolder(Path(text))
     if folder.config_file.is_file():
         return folder
+    if any(folder.path.glob("*/config.yaml")) and (own := all_runs(folder.path)):
+        return own[0]  # runs_dir/NAME
     runs = all_runs(runs_dir)
     meant = text.strip("/")
     if not runs:

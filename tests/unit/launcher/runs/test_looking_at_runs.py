@@ -146,7 +146,7 @@ def test_a_run_goes_by_four_names(shelf: Shelf, call: Call) -> None:
     newer = shelf.run("tiny/20260102-000000-bbbbbb")
     shelf.run("big/20260103-000000-cccccc")
     label = f"tiny/{newer.path.name}"
-    for name in (newer.path, f"runs/{label}", label, newer.path.name, "tiny", "tiny/"):
+    for name in (newer.path, f"runs/{label}", label, newer.path.name, "tiny", "tiny/", "runs/tiny"):
         code, out, _ = call("status", name)
         assert code == 0 and out.startswith(f"{label}: "), name
     code, out, _ = call("status", "tiny", "--runs-dir", shelf.runs_dir)
