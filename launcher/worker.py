@@ -19,6 +19,7 @@ from launcher import own_packages
 from launcher.backends.protocol import SUPERVISED
 from launcher.failures import outcome_of, terminable
 from launcher.guard import die_with_parent
+from launcher.health import require_healthy_node
 from launcher.problems import Stop
 from launcher.resume import continued
 from launcher.run_config import RunConfig
@@ -54,6 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     def work() -> Outcome:
         _check_origin(folder)
         _check_world(config, world)
+        require_healthy_node(config, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
         with _process_group(world, hang_s=config.resilience.hang_s):
             return _train(config, folder, attempt)
 

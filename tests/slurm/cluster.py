@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 NODES = ("n1", "n2")
-GRACE_S = 60
+GRACE_S = 20
 DAEMONS = ("slurmctld", "slurmd", "munged", "munge", "sbatch", "srun", "scontrol")
 MUNGE_KEY = Path("/etc/munge/munge.key")
 

@@ -7,7 +7,11 @@ import pytest
 from tests.slurm.conftest import Login
 from trainer.exit_codes import ExitCode
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slurm")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("slurm"),
+    pytest.mark.timeout(600),
+]
 
 TWO = ("parallel.dp_shard=2", "launcher.nodes=2", "launcher.slurm.partition=low")
 SLOW = "slow@forward,ms=700,attempt=1"

@@ -18,11 +18,13 @@ _NEVER = ("", "None", "Unknown", "N/A")
 class SlurmJob:
     """Slurm's job `id`, which this process is part of.
 
-    Slurm tells only the tasks of steps that a job is to end, not why; so it is asked.
+    Slurm tells only the tasks of steps that a job is to end, not why; so it is asked. comes_back:
+    whether the job has made way, and goes on later.
     """
 
     def __init__(self, id: str, *, say: Callable[[str], None]) -> None:
         self.id, self._say = id, say
+        self.comes_back = False
 
     def fate(self, *, stopped: bool) -> Fate:
         try:
@@ -37,6 +39,7 @@ class SlurmJob:
         by itself counts as completed, or failed, and never comes back."""
         if fate is Fate.TIME:
             self._requeue()
+        self.comes_back = True
         waited = 0.0
         while not wait(LOOK_S):
             waited += LOOK_S

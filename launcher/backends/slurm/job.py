@@ -46,6 +46,7 @@ def _work(folder: RunFolder, *, job: str, nodes: str) -> int:
         raise Stop(ExitCode.BUG, f"This job must run {folder.code}, not {', '.join(found)}")
     submission = Submission.of(folder)
     config = continued(folder, submission.given)
+    place = SlurmJob(job, say=_say)
     with _held(folder):
         outcome, attempt = supervise(
             folder,
@@ -54,9 +55,11 @@ def _work(folder: RunFolder, *, job: str, nodes: str) -> int:
             given=submission.given,
             say=_say,
             backend=SlurmSteps(config.launcher.slurm, job=job, nodes=nodes),
-            job=SlurmJob(job, say=_say),
+            job=place,
             earlier=attempts_since(folder, submission.first_attempt),
         )
+    if place.comes_back:
+        return outcome.code
     command = ["dsv41", "resume", str(folder.path)]
     _say(closing(outcome, config, folder=folder, attempt=attempt, plot=None, command=command))
     return outcome.code
