@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 TOKENIZER = ROOT / "tests" / "golden" / "tokenizer.json"
 STEPS, EVERY = 8, 3  # a checkpoint after 3, 6 and 8 steps, held-out loss after 4 and 8
 MEASURED = {"tokens_per_s", "rss_mb", "step_s", "data_wait_s", "engram_wait_s"}
-TIMEOUT = 280.0
+TIMEOUT = 400.0
 
 SMALL = (
     "+experiment=tiny",

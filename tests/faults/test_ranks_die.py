@@ -14,7 +14,7 @@ from tests.faults.conftest import Rehearsal
 from trainer.checkpoint.folders import newest_whole
 from trainer.exit_codes import ExitCode
 
-pytestmark = pytest.mark.xdist_group("ranks")
+pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.timeout(900)]
 FROM_3 = "Starting again in 1 s from the checkpoint of step 3 (failure 1 of 3 allowed)."
 IN_STEP_5 = "step=5,attempt=1"
 

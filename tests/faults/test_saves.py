@@ -13,7 +13,7 @@ from tests.faults.conftest import Ended, Rehearsal
 from trainer.checkpoint.folders import newest_whole
 from trainer.exit_codes import ExitCode
 
-pytestmark = pytest.mark.xdist_group("ranks")
+pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.timeout(900)]
 
 # A rank that comes to the point, and the step that the next attempt goes on from.
 CUTS = {

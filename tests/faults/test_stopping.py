@@ -11,7 +11,7 @@ import pytest
 from tests.faults.conftest import Rehearsal, Running
 from trainer.exit_codes import ExitCode
 
-pytestmark = pytest.mark.xdist_group("ranks")
+pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.timeout(900)]
 
 
 def comes_to(running: Running, phase: str, step: int) -> None:
