@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from launcher.checkpoints import Entry, entries
+from launcher.decide import Next
 from launcher.messages import FINAL
 from launcher.problems import Stop
 from launcher.runs.listing import parent_text, state_text
@@ -23,6 +24,11 @@ from trainer.progress import duration
 SHOWN_RANKS = 8  # heartbeats in full; of more only those that stand out
 SHOWN_ATTEMPTS = 10
 SHOWN_NOTES = 3
+FOLLOWS = {
+    Next.AGAIN.value: "started again",
+    Next.REQUEUE.value: "back to the queue",
+    Next.STOP.value: "not started again",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -155,7 +161,7 @@ def attempt_text(attempt: AttemptView, *, working: bool) -> str:
     first = outcome.message.partition("\n")[0]
     if first and outcome.code != ExitCode.DONE:
         text += f": {first}"
-    follows = {"again": "started again", "stop": "not started again"}.get(attempt.next)
+    follows = FOLLOWS.get(attempt.next)
     return f"{text} -> {follows} ({attempt.why})" if follows else text
 
 

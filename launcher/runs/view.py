@@ -206,13 +206,8 @@ def read_json(file: Path) -> dict[str, Any]:
 def _state(folder: RunFolder, attempts: list[AttemptView]) -> tuple[State, str]:
     if is_worked_on(folder):
         return "running", _doing(folder, attempts)
-    job = read_json(folder.path / "submitted.json")
-    asked = job.get("time", 0)
-    if job and all((a.started or 0) < asked for a in attempts):
-        name = f"{job.get('backend', 'a queue')} job {job.get('job', '?')}"
-        if is_listed(str(job.get("job"))) is False:
-            return "failed", f"{name} left the queue"
-        return "waiting", name
+    if queued := _queued(read_json(folder.path / "submitted.json"), attempts):
+        return queued
     if not attempts:
         return "new", "never started"
     outcome = attempts[-1].outcome
@@ -224,6 +219,17 @@ def _state(folder: RunFolder, attempts: list[AttemptView]) -> tuple[State, str]:
     if outcome.code in _STOPPED and (asked or outcome.reason in ("stopped", "interrupted")):
         return "stopped", outcome.reason
     return "failed", outcome.reason
+
+
+def _queued(job: dict[str, Any], attempts: list[AttemptView]) -> tuple[State, str] | None:
+    """The state of a run whose job has not begun, or is to come back; None if it is neither."""
+    if not job:
+        return None
+    name, known = f"{job.get('backend')} job {job.get('job')}", is_listed(str(job.get("job")))
+    if all((a.started or 0) < job.get("time", 0) for a in attempts):
+        return ("failed", f"{name} left the queue") if known is False else ("waiting", name)
+    settled = attempts[-1].next in (Next.DONE.value, Next.STOP.value)
+    return ("waiting", name) if known and not settled else None
 
 
 def _doing(folder: RunFolder, attempts: list[AttemptView]) -> str:

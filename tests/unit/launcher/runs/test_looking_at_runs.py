@@ -107,6 +107,21 @@ def test_a_job_that_left_the_queue_waits_no_more(
     assert view_of(run).state == "waiting"
 
 
+def test_a_job_that_is_to_come_back_waits(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = shelf.run("a/1")
+    (run.path / "submitted.json").write_text('{"backend": "slurm", "job": "47", "time": 1}')
+    attempt = shelf.attempt(run)
+    stopped = Outcome(ExitCode.AGAIN, "stopped", 3)
+    for following, listed, state in (
+        ("again", {"47"}, "waiting"),
+        ("again", set(), "stopped"),
+        ("stop", {"47"}, "stopped"),
+    ):
+        attempt.event("end", **stopped.to_dict(), next=following, why="x")
+        monkeypatch.setattr(queue, "_answer", (time.monotonic(), frozenset(listed)))
+        assert view_of(run).state == state
+
+
 def test_between_two_attempts_elsewhere_it_still_runs(shelf: Shelf) -> None:
     run = shelf.run("a/1")
     attempt = shelf.attempt(run)
