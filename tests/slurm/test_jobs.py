@@ -54,7 +54,7 @@ def test_a_preempted_job_comes_back_and_ends_as_if_nothing_had_been(login: Login
 
 def test_a_job_whose_time_is_over_goes_on_in_a_second_stay(login: Login) -> None:
     run = login.submit(
-        *("launcher.slurm.time=10", "resilience.grace_s=5", "train.steps=80"),
+        *("launcher.slurm.time='10'", "resilience.grace_s=5", "train.steps=80"),
         faults=SLOW,
     )
     run.until_step(2)

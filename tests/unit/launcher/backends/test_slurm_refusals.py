@@ -1,0 +1,110 @@
+"""What cannot be submitted or started is refused in Slurm's words and ours, and nothing is left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.backends.protocol import Fate, Plan
+from launcher.backends.slurm import steps
+from launcher.backends.slurm.allocation import SlurmJob
+from launcher.backends.slurm.config import SlurmConfig
+from launcher.backends.slurm.queue import Submission, check, queue
+from launcher.backends.slurm.steps import SlurmSteps
+from launcher.problems import Stop
+from launcher.run_config import RunConfig
+from launcher.run_dir import RunFolder, create
+from launcher.submit import submit
+from trainer.exit_codes import ExitCode
+
+
+@pytest.fixture
+def job(tiny: RunConfig) -> RunConfig:
+    return replace(tiny, launcher=replace(tiny.launcher, kind="slurm"))
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is the whole PATH: what a test puts there stands for Slurm's commands."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def put(folder: Path, name: str, script: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_without_slurm(job: RunConfig, commands: Path, capsys) -> None:
+    outcome = submit(job, overrides=[])
+    assert outcome.code == ExitCode.CONFIG
+    assert "sbatch is not on the PATH" in capsys.readouterr().err
+    assert not job.home.exists()
+
+
+def test_a_dry_run_needs_no_slurm_and_makes_nothing(job: RunConfig, commands: Path, capsys) -> None:
+    shown = replace(
+        job, launcher=replace(job.launcher, slurm=replace(job.launcher.slurm, dry_run=True))
+    )
+    assert submit(shown, overrides=[]).code == ExitCode.DONE
+    assert capsys.readouterr().out.startswith("#!/bin/bash\n#SBATCH")
+    assert not job.home.exists()
+
+
+def test_what_slurm_never_takes_and_what_only_waits(job: RunConfig, commands: Path) -> None:
+    put(commands, "sbatch", 'echo "sbatch: error: Invalid qos specification" >&2; exit 1')
+    with pytest.raises(Stop) as raised:
+        check(job)
+    assert raised.value.code == ExitCode.CONFIG
+    assert raised.value.message.startswith("Slurm does not take this job: Invalid qos")
+    put(commands, "sbatch", 'echo "allocation failure: Requested nodes are busy" >&2; exit 1')
+    check(job)
+
+
+def test_a_job_that_is_in_the_queue_is_not_joined_by_another(
+    job: RunConfig, commands: Path
+) -> None:
+    folder = create(job, overrides=[]).folder
+    put(commands, "sbatch", "echo '17;here'")
+    said: list[str] = []
+    outcome = queue(folder, job, [], given={"processes": 3}, say=said.append)
+    assert outcome.reason == "submitted"
+    assert said[0].startswith("Job 17\n")
+    assert "scancel 17" in said[0]
+    assert Submission.of(folder) == Submission([], {"processes": 3}, 1)
+    put(commands, "squeue", "echo 17")
+    with pytest.raises(Stop, match=r"Job 17 .* still waits or runs"):
+        queue(folder, job, [], given={}, say=said.append)
+    put(commands, "squeue", "echo 'slurm_load_jobs error: Invalid job id' >&2; exit 1")
+    assert queue(folder, job, [], given={}, say=said.append).reason == "submitted"
+
+
+def test_a_refused_run_leaves_nothing(job: RunConfig, commands: Path, cache: Path) -> None:
+    put(commands, "sbatch", 'case "$1" in --test-only) ;; *) echo "error: no" >&2; exit 1;; esac')
+    assert submit(job, overrides=[]).code == ExitCode.CONFIG
+    assert not job.home.exists()
+
+
+def test_a_first_node_without_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "first_node_address", lambda nodes: "no-such-host.invalid")
+    folder = RunFolder(tmp_path)
+    attempt = folder.new_attempt()
+    backend = SlurmSteps(SlurmConfig(), job="7", nodes="n[1-2]")
+    with pytest.raises(Stop) as raised:
+        backend.start(attempt, Plan(folder, world=2, nodes=2, grace_s=1.0))
+    assert raised.value.code == ExitCode.CONFIG
+    assert "no-such-host.invalid of the job's first node does not resolve" in raised.value.message
+
+
+def test_a_job_that_cannot_come_back_says_so(commands: Path) -> None:
+    put(commands, "scontrol", 'echo "Requested operation is presently disabled" >&2; exit 1')
+    job = SlurmJob("7", say=print)
+    with pytest.raises(Stop, match="presently disabled") as raised:
+        job.make_way(Fate.TIME, lambda seconds: True)
+    assert raised.value.code == ExitCode.AGAIN
+    assert not job.comes_back
+    assert job.fate(stopped=True) is Fate.STAYS
