@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from launcher.backends.ray.config import RayConfig
 from launcher.backends.slurm.config import SlurmConfig
 
 
@@ -30,19 +31,26 @@ class LauncherConfig:
     """How the ranks of the mesh (see parallel) are started.
 
     local: one rank, in the process of the command itself. torchrun: an elastic agent on each of
-    `nodes` machines starts an equal share of the ranks; the command supervises them. slurm: a job
-    of `nodes` nodes does, and the command returns once it is queued.
+    `nodes` machines starts an equal share of the ranks; the command supervises them. ray: a Ray
+    cluster does, on `nodes` of its nodes; the command supervises them too. slurm: a job of `nodes`
+    nodes does, and the command returns once it is queued.
     """
 
-    kind: Literal["local", "torchrun", "slurm"]
+    kind: Literal["local", "torchrun", "ray", "slurm"]
     nodes: int = 1
     torchrun: TorchrunConfig = field(default_factory=TorchrunConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
 
     def problems(self) -> list[str]:
         found = []
         if self.nodes < 1:
             found.append(f"launcher.nodes={self.nodes} must be 1 or more")
+        if self.kind == "ray" and self.nodes > 1 and self.ray.address is None:
+            found.append(
+                f"launcher.nodes={self.nodes}, but a Ray cluster that is started for the run is "
+                "this machine alone; name a running one: launcher.ray.address=HOST:PORT"
+            )
         if self.slurm.dry_run and self.kind != "slurm":
             found.append(
                 f"--dry-run prints the batch script of launcher=slurm, but this is launcher="

@@ -37,7 +37,7 @@ def mesh_fills_nodes(parallel: ParallelConfig, launcher: LauncherConfig) -> list
     )
     if launcher.kind == "local" and (world > 1 or nodes > 1):
         return [
-            f"{mesh}, but launcher=local starts one; use launcher=torchrun or slurm, or "
+            f"{mesh}, but launcher=local starts one; use launcher=torchrun, ray or slurm, or "
             "parallel=single"
         ]
     if nodes > 0 and world % nodes:

@@ -1,0 +1,185 @@
+"""The supervisor's side of launcher=ray: a driver for each attempt, see `driver`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from launcher.backends.protocol import Plan
+from launcher.problems import Stop
+from launcher.processes import end_tree, killed_by, without_rank
+from launcher.reduce import Death
+from launcher.run_dir import Attempt
+from trainer.exit_codes import ExitCode
+
+CONNECT_SECONDS = 120.0
+END_SECONDS = 30.0  # that a driver has to end its ranks and its cluster
+SHOW_SECONDS = 0.3  # between two looks at what rank 0 prints
+
+Say = Callable[[str], None]
+
+
+class Ray:
+    """The backend of launcher=ray, for a run whose configuration is in its folder."""
+
+    def __init__(self, *, say: Say) -> None:
+        self._say = say
+        self._worked = False
+
+    def start(self, attempt: Attempt, plan: Plan) -> Driver:
+        """Connect, or start a cluster; the ranks follow as soon as there is room for them.
+
+        A cluster that refuses the first attempt is a setting to be corrected (Stop 78); one that
+        refuses a later one has failed like any other part, and may be back at the next.
+        """
+        driver = Driver(attempt, plan, say=self._say, again=self._worked)
+        try:
+            driver.connect()
+        except BaseException:
+            driver.kill()
+            raise
+        self._worked = True
+        return driver
+
+
+class Driver:
+    """The driver's process, in a session of its own: a Ctrl-C reaches the supervisor alone. again:
+    whether the cluster has been there before."""
+
+    def __init__(self, attempt: Attempt, plan: Plan, *, say: Say, again: bool) -> None:
+        self._say, self._again = say, again
+        self._log = attempt.path / "ray.log"
+        self._temporary = Path(tempfile.mkdtemp(prefix="dsv41-ray-", dir=_short()))
+        self._deaths: list[Death] | None = None
+        self._reports: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        self._connected = False
+        words = [
+            *(sys.executable, "-P", "-m", "launcher.backends.ray.driver"),
+            *(str(plan.folder.path), str(attempt.number), str(self._temporary)),
+        ]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                words,
+                env={**without_rank(), **plan.environment(), "RAY_USAGE_STATS_ENABLED": "0"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=plan.folder.code,
+                start_new_session=True,
+                text=True,
+            )
+        self._listener = threading.Thread(target=self._listen, name="ray-reports", daemon=True)
+        self._listener.start()
+        self._screen = _Screen(attempt.path / "terminal.log")
+
+    def connect(self) -> None:
+        """Wait until the driver is in its cluster. Stop 78 when there is none."""
+        deadline = time.monotonic() + CONNECT_SECONDS
+        while not self._connected and self._deaths is None:
+            if time.monotonic() > deadline:
+                self._fail(f"Ray gave no answer in {CONNECT_SECONDS:.0f} s; see {self._log}")
+            self._hear(0.2)
+
+    def poll(self) -> list[Death] | None:
+        self._hear(0)
+        return self._deaths
+
+    def signal(self, number: int) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it has ended
+            print(number, file=self._process.stdin, flush=True)
+
+    def kill(self) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            end_tree(self._process.pid)
+            self._process.wait()
+        self._screen.close()
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._reports.put(json.loads(line))
+
+    def _hear(self, seconds: float) -> None:
+        """What the driver has said by now, waiting at most so long for the first word."""
+        ended = self._process.poll() is not None
+        if ended:
+            self._listener.join(seconds + 1)
+        with suppress(Empty):
+            while True:
+                report = self._reports.get(timeout=seconds) if seconds else self._reports.get(False)
+                self._take(report)
+                seconds = 0
+        if ended and self._deaths is None:
+            code = self._process.returncode
+            how = killed_by(-code) if code < 0 else f"ended with exit code {code}"
+            self._fail(f"Ray's driver {how}; see {self._log}", ours=code >= 0)
+
+    def _take(self, report: dict[str, Any]) -> None:
+        match report["state"]:
+            case "connected":
+                self._connected = True
+            case "placed":
+                self._again = True
+            case "waiting":
+                self._say(report["text"])
+            case "failed":
+                self._fail(report["text"])
+            case "ended":
+                self._deaths = [Death(rank, how) for rank, how in report["deaths"]]
+
+    def _fail(self, text: str, *, ours: bool = False) -> None:
+        if self._again:
+            self._deaths = [Death(None, text.rstrip("."))]
+        else:
+            raise Stop(ExitCode.BUG if ours else ExitCode.CONFIG, text)
+
+
+class _Screen:
+    """Shows on standard output what appears in `file`, until closed."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="terminal", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        at = 0
+        while True:
+            last = self._closed.wait(SHOW_SECONDS)
+            with suppress(OSError), self._file.open("rb") as file:
+                file.seek(at)
+                new = file.read()
+                if not last:
+                    new = new[: new.rfind(b"\n") + 1]  # whole lines
+                at += len(new)
+                sys.stdout.write(new.decode("utf-8", errors="replace"))
+                sys.stdout.flush()
+            if last:
+                return
+
+
+def _short() -> str | None:
+    """Where a folder's path leaves room for the names of Ray's sockets (107 bytes in all)."""
+    return "/tmp" if Path("/tmp").is_dir() else None

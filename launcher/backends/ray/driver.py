@@ -1,0 +1,247 @@
+"""An attempt's driver: the process that Ray knows, between the supervisor and the actors.
+
+Usage: python -P -m launcher.backends.ray.driver RUN_DIR ATTEMPT FOLDER
+
+A process of its own, for each attempt: what Ray prints, the signal handlers it installs and the
+state it keeps stay away from the supervisor, and an attempt to connect that hangs can be ended. It
+works in the run's code snapshot, since the actors import from where their driver is, and not from
+PYTHONPATH. It ends with the supervisor, the actors with it, and with them the ranks.
+
+It says what happens by lines of JSON on its standard output (see `Report`); it reads numbers of
+signals for the ranks, one a line, from its standard input, whose end means: end everything. FOLDER:
+for the files of a cluster of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from launcher.backends.protocol import Plan
+from launcher.backends.ray.cluster import Refused, connected, is_alive, room
+from launcher.backends.ray.config import RayConfig
+from launcher.backends.ray.rank import Rank, Seat, places
+from launcher.guard import die_with_parent
+from launcher.processes import KILL_SECONDS, killed_by
+from launcher.reduce import Death
+from launcher.resume import continued
+from launcher.run_dir import Attempt, RunFolder
+from trainer.exit_codes import ExitCode
+from trainer.outcome import Outcome
+from trainer.signals import requested_stop
+
+LOOK_SECONDS = 0.5  # between two looks at the supervisor's orders
+TURN_SECONDS = 2.0  # that an actor waits for its rank before it hears of anything else
+PEERS_SECONDS = 30.0  # that ranks have to notice that one has died, before they are ended
+LOST_SECONDS = 20.0  # until the cluster knows that a node is gone whose actor is
+
+
+class Report:
+    """Lines for the supervisor: {"state": connected | placed | waiting | failed | ended, …}.
+
+    Everything else that is written to standard output from now on goes to standard error.
+    """
+
+    def __init__(self) -> None:
+        self._lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)
+
+    def __call__(self, state: str, **details: object) -> None:
+        with suppress(OSError):  # a supervisor that is gone; the guard sees to the rest
+            print(json.dumps({"state": state, **details}), file=self._lines, flush=True)
+
+
+class Orders:
+    """What the supervisor wants, as a thread reads it."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self._signals: SimpleQueue[int] = SimpleQueue()
+        threading.Thread(target=self._read, name="orders", daemon=True).start()
+
+    def signals(self) -> list[int]:
+        """Those that came since the last look."""
+        found = []
+        with suppress(Empty):
+            while True:
+                found.append(self._signals.get_nowait())
+        return found
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            self._signals.put(int(line))
+        self.ended.set()
+
+
+def main() -> None:
+    die_with_parent(os.getppid())
+    report, orders = Report(), Orders()
+    folder = RunFolder(Path(sys.argv[1]))
+    attempt, temporary = folder.attempt(int(sys.argv[2])), sys.argv[3]
+    config = continued(folder, attempt.given())
+    plan = Plan(
+        folder,
+        world=config.parallel.world,
+        nodes=config.launcher.nodes,
+        grace_s=config.resilience.grace_s,
+    )
+    try:
+        with connected(config.launcher.ray, plan, temporary=temporary):
+            report("connected")
+            _drive(config.launcher.ray, plan, attempt, report=report, orders=orders)
+    except Refused as refusal:
+        report("failed", text=str(refusal))
+
+
+def _drive(
+    config: RayConfig, plan: Plan, attempt: Attempt, *, report: Report, orders: Orders
+) -> None:
+    def unwanted() -> bool:
+        return orders.ended.is_set() or requested_stop(attempt.stop_file) is not None
+
+    def say(text: str) -> None:
+        report("waiting", text=text)
+
+    with room(config, plan, say=say, unwanted=unwanted) as group:
+        if group is None:
+            _stopped(plan, attempt)
+            report("ended", deaths=[])
+            return
+        crew = Crew(plan, attempt, group)
+        try:
+            crew.start()
+            report("placed")
+            deaths = crew.watch(orders)
+        finally:
+            crew.end()
+        report("ended", deaths=[[death.rank, death.how] for death in deaths])
+
+
+class Crew:
+    """The actors of an attempt, and the ranks that they start."""
+
+    def __init__(self, plan: Plan, attempt: Attempt, group: Any) -> None:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        self._plan, self._seats = plan, list[Seat]()
+        bundle = group.bundle_specs[0]
+        actor, share = ray.remote(Rank), plan.ranks_per_node
+        self._actors = [
+            actor.options(
+                num_cpus=bundle["CPU"] / share,
+                num_gpus=bundle.get("GPU", 0) / share,
+                max_restarts=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    group, placement_group_bundle_index=rank // share
+                ),
+            ).remote(plan, attempt=attempt.number)
+            for rank in range(plan.world)
+        ]
+
+    def start(self) -> None:
+        """Start all ranks. Refused when a node cannot run them."""
+        import ray
+
+        try:
+            self._seats = ray.get([actor.seat.remote() for actor in self._actors])
+            port = ray.get(self._actors[0].free_port.remote())
+            here = places(self._plan, self._seats, port=port)
+            share = self._plan.ranks_per_node
+            ray.get(
+                [
+                    actor.start.remote(place, node=rank // share)
+                    for rank, (actor, place) in enumerate(zip(self._actors, here, strict=True))
+                ]
+            )
+        except ray.exceptions.RayError as error:
+            raise Refused(
+                f"Ray could not start the ranks: {_last_line(error)}\n"
+                f"Every node must see {self._plan.folder.path} at that path, and have the same "
+                "Python packages."
+            ) from error
+
+    def watch(self, orders: Orders) -> list[Death]:
+        """Until all ranks have ended, or the supervisor wants them to; those that died badly.
+
+        Once one has, the others may find words of their own, but not for long.
+        """
+        import ray
+
+        deaths, lost = list[Death](), dict[int, Exception]()
+        waiting = {a.wait.remote(TURN_SECONDS): rank for rank, a in enumerate(self._actors)}
+        patience: float | None = None
+        while waiting and not orders.ended.is_set():
+            for number in orders.signals():
+                for rank in waiting.values():
+                    self._actors[rank].send.remote(number)
+            ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=LOOK_SECONDS)
+            for ref in ready:
+                rank = waiting.pop(ref)
+                try:
+                    code = ray.get(ref)
+                except ray.exceptions.RayError as error:
+                    lost[rank] = error
+                    continue
+                if code is None:
+                    waiting[self._actors[rank].wait.remote(TURN_SECONDS)] = rank
+                elif code < 0:
+                    deaths.append(Death(rank, killed_by(-code)))
+            if (deaths or lost) and patience is None:
+                patience = time.monotonic() + PEERS_SECONDS
+            if patience is not None and time.monotonic() > patience:
+                break
+        return deaths + self._explained(lost)
+
+    def end(self) -> None:
+        """End all ranks by force; returns when they are gone, as far as their nodes answer."""
+        import ray
+
+        with suppress(ray.exceptions.RayError):
+            ends = [actor.end.remote() for actor in self._actors]
+            ray.wait(ends, num_returns=len(ends), timeout=TURN_SECONDS + KILL_SECONDS)
+        for actor in self._actors:
+            with suppress(ray.exceptions.RayError):
+                ray.kill(actor)
+
+    def _explained(self, lost: dict[int, Exception]) -> list[Death]:
+        """A node takes all its ranks with it, and is one cause; the cluster learns of it late."""
+        deadline = time.monotonic() + LOST_SECONDS
+        nodes = {self._seats[rank].node: self._seats[rank] for rank in lost}
+        while nodes and time.monotonic() < deadline:
+            gone = {node for node in nodes if not is_alive(node)}
+            if gone:
+                return [
+                    Death(None, f"Node {nodes[node].address} (Ray's {node[:8]}) was lost")
+                    for node in sorted(gone)
+                ]
+            time.sleep(LOOK_SECONDS)
+        return [
+            Death(rank, f"was lost with its Ray actor ({_last_line(error)})")
+            for rank, error in sorted(lost.items())
+        ]
+
+
+def _stopped(plan: Plan, attempt: Attempt) -> None:
+    """Ranks that were told to end before they began have ended as they were told."""
+    code = requested_stop(attempt.stop_file) or ExitCode.AGAIN
+    for rank in range(plan.world):
+        text = "Stopped while it waited for room in the Ray cluster."
+        attempt.write_outcome(rank, Outcome(code, "stopped", 0, text))
+
+
+def _last_line(error: Exception) -> str:
+    lines: Sequence[str] = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+if __name__ == "__main__":
+    main()
