@@ -32,16 +32,14 @@ Settings outside the groups (all settings with their values: --cfg job):
   train.*, eval.*      steps, packs a step, clipping, threads; how often to evaluate
 
 Options of the command:
-  --cfg job          print the settings that a command would use, and stop
   --config-dir DIR   add a folder of your own groups: DIR/experiment/mine.yaml, beginning with
                      '# @package _global_', then is +experiment=mine
   --dry-run          with launcher=slurm: print the batch script, and stop
   -m, --multirun     one run for each combination of values given as NAME=A,B
   --hydra-help       options of Hydra, which reads the command line
 
-Before a large run: dsv41 plan +experiment=... (bytes on every rank).
-Around it: dsv41 doctor (is this machine fit?), runs, status RUN, logs RUN, stop RUN, resume RUN,
-plot RUN (loss curves), verify CASE (checks this installation); dsv41 --help lists them all.
+Around it: dsv41 plan (bytes on every rank), doctor (is this machine fit?), runs, status RUN, logs,
+stop, resume, plot (loss curves), verify CASE (this installation); dsv41 --help lists them all.
 """
 
 

@@ -15,7 +15,7 @@ from launcher.guard import die_with_parent
 
 
 def main() -> None:
-    die_with_parent(os.getppid())
+    die_with_parent()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     head = {"num_cpus": 1, "include_dashboard": False, "temp_dir": sys.argv[1]}

@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from launcher.backends.protocol import Plan
+from launcher.guard import as_parent
 from launcher.problems import Stop
 from launcher.processes import end_tree, killed_by, without_rank
 from launcher.reduce import Death
@@ -70,7 +71,13 @@ class Driver:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 words,
-                env={**without_rank(), **plan.environment(), "RAY_USAGE_STATS_ENABLED": "0"},
+                env={
+                    **without_rank(),
+                    **plan.environment(),
+                    **as_parent(),
+                    "RAY_USAGE_STATS_ENABLED": "0",
+                    "RAY_raylet_start_wait_time_s": f"{CONNECT_SECONDS:.0f}",
+                },
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

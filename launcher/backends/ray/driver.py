@@ -82,7 +82,7 @@ class Orders:
 
 
 def main() -> None:
-    die_with_parent(os.getppid())
+    die_with_parent()
     report, orders = Report(), Orders()
     folder = RunFolder(Path(sys.argv[1]))
     attempt, temporary = folder.attempt(int(sys.argv[2])), sys.argv[3]

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.backends.protocol import Plan
+from launcher.guard import as_parent
 from launcher.processes import end_tree, send, without_rank
 
 
@@ -63,7 +64,7 @@ class Rank:
                     *(sys.executable, "-P", "-m", "launcher.worker"),
                     *(str(folder.path), str(self._attempt.number)),
                 ],
-                env={**own, **self._plan.environment(), **environment},
+                env={**own, **self._plan.environment(), **environment, **as_parent()},
                 stdin=subprocess.DEVNULL,
                 stdout=terminal if speaks else log,
                 stderr=terminal if speaks else log,
