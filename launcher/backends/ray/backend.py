@@ -76,7 +76,6 @@ class Driver:
                     **plan.environment(),
                     **as_parent(),
                     "RAY_USAGE_STATS_ENABLED": "0",
-                    "RAY_raylet_start_wait_time_s": f"{CONNECT_SECONDS:.0f}",
                 },
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -16,6 +16,7 @@ PROBE_SECONDS = 5.0  # for a connection to the address
 QUIET_SECONDS = 5.0  # of waiting for room before a person is told
 OWN_WAIT_SECONDS = 60.0  # for room in a cluster where nobody else is
 OBJECT_STORE = 100 << 20  # bytes; nothing of a run travels through it
+QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
 class Refused(Exception):
@@ -31,19 +32,11 @@ def connected(config: RayConfig, plan: Plan, *, temporary: str) -> Iterator[None
         _reach(config.address)
     import ray
 
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if config.address is None:
-            ray.init(
-                address="local",
-                num_cpus=plan.world * config.cpus_per_rank,
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE,
-                _temp_dir=temporary,
-                **quiet,
-            )
+            _start(plan.world * config.cpus_per_rank, temporary=temporary)
         else:
-            ray.init(address=config.address, **quiet)
+            ray.init(address=config.address, **QUIET)
     except Exception as error:  # Ray raises whatever it met
         raise Refused(
             f"Ray: {str(error).strip()}\n"
@@ -110,6 +103,27 @@ def is_alive(node: str) -> bool:
     import ray
 
     return any(known["NodeID"] == node and known["Alive"] for known in ray.nodes())
+
+
+def _start(cpus: int, *, temporary: str) -> None:
+    """A cluster of this machine, which ends with this process."""
+    import ray
+
+    for last in (False, True):  # Ray waits 30 s for its node, too short for a machine that is busy
+        try:
+            ray.init(
+                address="local",
+                num_cpus=cpus,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE,
+                _temp_dir=temporary,
+                **QUIET,
+            )
+            return
+        except Exception:
+            ray.shutdown()
+            if last:
+                raise
 
 
 def _reach(address: str) -> None:
