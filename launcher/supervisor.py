@@ -66,7 +66,8 @@ def supervise(
         nodes=config.launcher.nodes,
         grace_s=limits.grace_s,
     )
-    with _registered(folder, config, job), StopRequests(limits.grace_s, say=say) as requests:
+    requests = StopRequests(limits.grace_s, say=say, in_job=job is not None)
+    with _registered(folder, config, job), requests:
         while True:
             before = folder.saved_step()
             attempt = begin_attempt(folder, config, sources, given)
@@ -201,11 +202,13 @@ class StopRequests:
     """While entered, SIGINT and SIGTERM ask the attempt at hand to checkpoint and end.
 
     The first one writes the attempt's stop file, and it ends by force once grace_s have passed
-    after a SIGTERM; a second signal ends it at once.
+    after a SIGTERM; a second signal ends it at once. in_job: inside a job of a batch system, which
+    repeats its SIGTERM for every process: only Ctrl-C counts as a second one.
     """
 
     grace_s: float
     say: Say
+    in_job: bool = False
     asked: bool = False
     overdue: bool = False
     _code: ExitCode = ExitCode.AGAIN
@@ -250,7 +253,7 @@ class StopRequests:
     def _note(self, number: int, frame: object) -> None:
         self._woken.set()
         if self.asked:
-            self.overdue = True
+            self.overdue = self.overdue or number == signal.SIGINT or not self.in_job
             return
         self.asked = True
         self._code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.AGAIN
@@ -259,6 +262,8 @@ class StopRequests:
             self._timer = threading.Timer(self.grace_s, self._force)
             self._timer.daemon = True
             self._timer.start()
+        if self.in_job:
+            return
         # Not print: the handler may have interrupted another write to the same stream.
         os.write(
             2,

@@ -130,3 +130,20 @@ def test_the_signals_of_a_batch_system_may_come_twice(monkeypatch: pytest.Monkey
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.exit_code == ExitCode.AGAIN
         assert 0 < stop.seconds_left <= 30
+
+
+def test_a_supervisor_in_a_job_hears_a_repeated_sigterm_once() -> None:
+    import os
+
+    from launcher.supervisor import StopRequests
+
+    with StopRequests(60.0, say=print, in_job=True) as requests:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert requests.terminated and not requests.overdue
+        os.kill(os.getpid(), signal.SIGINT)
+        assert requests.overdue
+    with StopRequests(60.0, say=print) as requests:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert requests.overdue
