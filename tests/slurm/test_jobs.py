@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from launcher.run_dir import RunFolder
 from tests.slurm.conftest import Login
 from trainer.exit_codes import ExitCode
 
@@ -44,18 +47,15 @@ def test_a_preempted_job_comes_back_and_ends_as_if_nothing_had_been(login: Login
     login.place.train(
         *login.place.small, "launcher=torchrun", "parallel.dp_shard=2", "train.steps=12"
     )
-    whole = login.place.runs()[-1]
-    assert whole != run.folder.path
-    losses = [
-        line["loss"] for line in type(run)(type(run.folder)(whole), "", run.cluster).metrics()
-    ]
-    assert [line["loss"] for line in run.metrics()] == losses
+    whole = replace(run, folder=RunFolder(login.place.runs()[-1]))
+    assert whole.folder != run.folder
+    assert [m["loss"] for m in run.metrics()] == [m["loss"] for m in whole.metrics()]
 
 
 def test_a_job_whose_time_is_over_goes_on_in_a_second_stay(login: Login) -> None:
     run = login.submit(
-        *("launcher.slurm.time='10'", "resilience.grace_s=5", "train.steps=80"),
-        faults=SLOW,
+        *("launcher.slurm.time='10'", "resilience.grace_s=5", "train.steps=16"),
+        faults="slow@forward,ms=2000,attempt=1",
     )
     run.until_step(2)
     # Slurm counts in minutes, and warns up to a minute early: at its next look.
@@ -66,7 +66,7 @@ def test_a_job_whose_time_is_over_goes_on_in_a_second_stay(login: Login) -> None
     assert (end["code"], end["next"], end["preempted"]) == (75, "requeue", True)
     assert run.folder.saved_step() == end["step"] > 0
     run.until_state("COMPLETED")
-    assert run.steps() == list(range(1, 81))
+    assert run.steps() == list(range(1, 17))
     assert run.folder.last_attempt() == 2
 
 
@@ -82,6 +82,7 @@ def test_a_cancelled_job_saves_and_stays_away(login: Login) -> None:
     assert run.folder.saved_step() == end["step"] > 0
 
 
+@pytest.mark.long
 def test_a_job_ends_on_a_node_that_is_drained_and_the_next_one_waits(login: Login) -> None:
     run = login.submit(*TWO, "train.steps=6", faults=SLOW)
     run.until_step(1)
@@ -109,3 +110,19 @@ def test_an_unknown_partition_is_refused_in_slurms_words_and_ours(login: Login) 
     assert "invalid partition specified: nowhere" in ended.err
     assert "sinfo lists the partitions" in ended.err
     assert login.place.names() == {"configs", "words.txt"}
+
+
+@pytest.mark.long
+def test_ranks_that_die_or_hang_are_started_again_in_the_same_job(login: Login) -> None:
+    run = login.submit(
+        *(*TWO, "train.steps=4", "checkpoint.every=1", "resilience.hang_s=20"),
+        faults="kill@forward,rank=1,step=2,attempt=1;hang@forward,rank=1,step=3,attempt=2",
+    )
+    run.until_state("COMPLETED")
+    assert run.facts()["Restarts"] == "0"
+    assert run.folder.last_attempt() == 3
+    killed, hung = run.end_of(1), run.end_of(2)
+    assert "Rank 1 was killed by signal 9" in killed["message"]
+    assert "on n2" in killed["message"]
+    assert hung["code"] == ExitCode.HANG
+    assert run.steps() == [1, 2, 3, 4]
