@@ -73,12 +73,17 @@ class Nodes:
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
     folder = tempfile.mkdtemp(prefix="dsv41-test-", dir="/tmp")
-    words = [sys.executable, "-P", str(Path(__file__).with_name("ray_nodes.py")), folder]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    words = [sys.executable, "-P", str(Path(__file__).with_name("ray_nodes.py"))]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "RAY_TMPDIR": folder,  # or it would be the cluster that others on this machine find
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
     with (Path(folder) / "log").open("wb") as log:
         process = subprocess.Popen(
             words,
-            env={**environment, "RAY_USAGE_STATS_ENABLED": "0"},
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
