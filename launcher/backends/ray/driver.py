@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import sys
 import threading
 import time
@@ -29,8 +31,8 @@ from launcher.backends.protocol import Plan
 from launcher.backends.ray.cluster import Refused, connected, is_alive, room
 from launcher.backends.ray.config import RayConfig
 from launcher.backends.ray.rank import Rank, Seat, places
-from launcher.guard import die_with_parent
-from launcher.processes import KILL_SECONDS, killed_by
+from launcher.guard import PARENT
+from launcher.processes import KILL_SECONDS, descendants, killed_by, send
 from launcher.reduce import Death
 from launcher.resume import continued
 from launcher.run_dir import Attempt, RunFolder
@@ -41,6 +43,7 @@ from trainer.signals import requested_stop
 LOOK_SECONDS = 0.5  # between two looks at the supervisor's orders
 TURN_SECONDS = 2.0  # that an actor waits for its rank before it hears of anything else
 PEERS_SECONDS = 30.0  # that ranks have to notice that one has died, before they are ended
+ORPHAN_SECONDS = 3.0  # that ranks have to end once the supervisor is gone
 LOST_SECONDS = 20.0  # until the cluster knows that a node is gone whose actor is
 
 
@@ -60,10 +63,16 @@ class Report:
 
 
 class Orders:
-    """What the supervisor wants, as a thread reads it."""
+    """What the supervisor wants, as a thread reads it.
 
-    def __init__(self) -> None:
+    A supervisor that is gone wants the end too, at once: the main thread has ORPHAN_SECONDS for the
+    ranks, then this process and the cluster that it may have started end by force. SIGKILL to this
+    process alone would leave some of that cluster's processes behind.
+    """
+
+    def __init__(self, *, parent: int, temporary: str) -> None:
         self.ended = threading.Event()
+        self._parent, self._temporary = parent, temporary
         self._signals: SimpleQueue[int] = SimpleQueue()
         threading.Thread(target=self._read, name="orders", daemon=True).start()
 
@@ -79,13 +88,18 @@ class Orders:
         for line in sys.stdin:
             self._signals.put(int(line))
         self.ended.set()
+        if os.getppid() != self._parent:
+            time.sleep(ORPHAN_SECONDS)
+            send(descendants(os.getpid()), signal.SIGKILL)
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            os.killpg(os.getpgrp(), signal.SIGKILL)  # a session of our own
 
 
 def main() -> None:
-    die_with_parent()
-    report, orders = Report(), Orders()
+    parent = int(os.environ.pop(PARENT, os.getppid()))
     folder = RunFolder(Path(sys.argv[1]))
     attempt, temporary = folder.attempt(int(sys.argv[2])), sys.argv[3]
+    report, orders = Report(), Orders(parent=parent, temporary=temporary)
     config = continued(folder, attempt.given())
     plan = Plan(
         folder,
