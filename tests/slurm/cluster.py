@@ -191,6 +191,7 @@ def _free_ports(count: int) -> list[int]:
 def main() -> None:
     if (reason := missing()) is not None:
         sys.exit(reason)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     cluster = Cluster(Path(sys.argv[1]).absolute())
     cluster.start()
     print(f"export SLURM_CONF={cluster.conf}", flush=True)
