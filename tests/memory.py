@@ -14,7 +14,8 @@ def peak_bytes(call: Callable[[], Any]) -> int:
         call()
     assert trace.profiler is not None
     held = most = 0
-    for event in sorted(trace.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
+    results: Any = trace.profiler.kineto_results
+    for event in sorted(results.events(), key=lambda e: e.start_ns()):
         if event.name() == "[memory]":
             held += event.nbytes()
             most = max(most, held)

@@ -111,8 +111,8 @@ def _serve(pipe: Connection) -> None:
         except EOFError:
             return
         try:
-            store = dist.TCPStore("127.0.0.1", port, world, is_master=rank == 0)
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+            meeting = f"tcp://127.0.0.1:{port}"
+            dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
             try:
                 result = function(*args)
                 dist.barrier()

@@ -38,7 +38,7 @@ def forked(world: int, work: Callable[[], None], *, store: Path) -> list[int]:
                 torch.set_num_threads(1)
                 dist.init_process_group(
                     "gloo",
-                    store=dist.FileStore(str(store), world),
+                    init_method=f"file://{store}",
                     rank=rank,
                     world_size=world,
                     timeout=timedelta(seconds=60),
@@ -95,6 +95,7 @@ def test_the_next_start_takes_the_last_whole_one(
 
     later = opened(folder, attempt=2)
     newest = later.newest()
+    assert newest is not None
     assert newest == later.path(4 if point == "save.renamed" else 2)
     target = torch.zeros(10, 7)
     later.load(newest, {"w": target})

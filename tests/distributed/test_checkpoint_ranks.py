@@ -6,6 +6,7 @@ import json
 import os
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -138,13 +139,14 @@ def save_again_and_again(folder: Path) -> list[int]:
     """How many plans were made for saves of equal, equal, more, and again equal tensors."""
     checkpoints, made = opened(folder), []
     tensors = cut(whole_tensors(), ep=1, owners=2, copies=1)
-    plan = DefaultSavePlanner._create_global_plan
+    planner: Any = DefaultSavePlanner
+    plan = planner._create_global_plan
 
     def counted(self, plans):
         made.append(len(plans))
         return plan(self, plans)
 
-    DefaultSavePlanner._create_global_plan = counted
+    planner._create_global_plan = counted
     try:
         for step, more in enumerate(({}, {}, {"new": torch.ones(3)}, {"new": torch.ones(3)})):
             named = tensors | more
@@ -160,7 +162,7 @@ def save_again_and_again(folder: Path) -> list[int]:
                 whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
                 assert torch.equal(target[name], whole), (step, name)
     finally:
-        DefaultSavePlanner._create_global_plan = plan
+        planner._create_global_plan = plan
     return made
 
 

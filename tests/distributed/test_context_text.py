@@ -110,7 +110,7 @@ def selections(case: Case, world: int, ties: bool) -> list[Tensor]:
     for layer in rig.model.layers:
         layer.get_submodule("attn").register_forward_hook(keep)
         if ties and layer.get_submodule("attn").role in ("source", "reindex"):
-            layer.get_submodule("attn.indexer.weights_proj").weight.data.zero_()
+            torch.nn.init.zeros_(layer.get_parameter("attn.indexer.weights_proj.weight"))
     with torch.no_grad():
         window = rig.store.open_window([batch.engram_rows])
         rig.model(model_inputs(batch), engram=window.rows(0), head=False)

@@ -100,7 +100,7 @@ def one_rank(case: Case) -> dict[str, Tensor]:
         torch.cat([r.weights for _, r, _ in parts]),
         sum((r.counts for _, r, _ in parts), torch.zeros(1, EXPERTS, dtype=torch.int64)),
     )
-    x, grad = (torch.cat([part[n] for part in parts]) for n in (0, 2))
+    x, grad = torch.cat([x for x, _, _ in parts]), torch.cat([g for _, _, g in parts])
     return outcome(whole_experts(case), x, routing, grad, None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,10 +49,14 @@ def local(learner: Learner) -> dict[str, Tensor]:
     }
 
 
+def _times_nan(module: nn.Module, args: object, out: Any) -> Tensor:
+    return out * math.nan
+
+
 def spoil_loss(model: nn.Module) -> RemovableHandle:
     """NaN in the forward: what the first layer is given."""
     embed = model.get_submodule("embed")
-    return embed.register_forward_hook(lambda module, args, out: out * math.nan)
+    return embed.register_forward_hook(_times_nan)
 
 
 def spoil_gradient(model: nn.Module) -> RemovableHandle:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from data.corpus import load_corpus
+from model.engram.owners import OwnerStore
 from tests.builders import trainer_config
 from tests.ranks import Ranks as Pool
 from trainer.checkpoint.reading import read_tensors
@@ -55,6 +56,7 @@ def differences(config: TrainerConfig, run_dir: Path) -> list[str]:
     store = Checkpoints(run_dir / "checkpoints", keep=2, attempt=3, ranks=ranks, say=print)
     tensors = learner.tensors()
     state = store.load(store.path(SAVED), tensors)
+    assert isinstance(learner.store, OwnerStore)
     learner.store.publish(None)
     plain = {
         name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors.items()

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def losses(run: Path) -> dict[int, float]:
 
 
 def started(place, *words: str, env=None) -> subprocess.Popen:
-    command = [str(Path(os.sys.executable).parent / "dsv41-train"), *place.small, *MESH, *words]
+    command = [str(Path(sys.executable).parent / "dsv41-train"), *place.small, *MESH, *words]
     return place.start(command, env)
 
 

@@ -91,7 +91,8 @@ class Cluster:
     def job(self, number: str) -> dict[str, str]:
         """What scontrol shows of a job."""
         shown = self.run("scontrol", "--oneliner", "show", "job", number)
-        return dict(word.partition("=")[::2] for word in shown.split() if "=" in word)
+        words = [word.partition("=") for word in str(shown).split() if "=" in word]
+        return {name: value for name, _, value in words}
 
     def _idle(self) -> int:
         listed = self.run("sinfo", "--noheader", "--states=idle", "--format=%D", check=False)

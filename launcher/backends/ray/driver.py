@@ -164,10 +164,11 @@ class Crew:
     def start(self) -> None:
         """Start all ranks. Refused when a node cannot run them."""
         import ray
+        from ray.exceptions import RayError
 
         try:
             self._seats = ray.get([actor.seat.remote() for actor in self._actors])
-            port = ray.get(self._actors[0].free_port.remote())
+            port: Any = ray.get(self._actors[0].free_port.remote())
             here = places(self._plan, self._seats, port=port)
             share = self._plan.ranks_per_node
             ray.get(
@@ -176,7 +177,7 @@ class Crew:
                     for rank, (actor, place) in enumerate(zip(self._actors, here, strict=True))
                 ]
             )
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             raise Refused(
                 f"Ray could not start the ranks: {_last_line(error)}\n"
                 f"Every node must see {self._plan.folder.path} at that path, and have the same "
@@ -189,6 +190,7 @@ class Crew:
         Once one has, the others may find words of their own, but not for long.
         """
         import ray
+        from ray.exceptions import RayError
 
         deaths, lost = list[Death](), dict[int, Exception]()
         waiting = {a.wait.remote(TURN_SECONDS): rank for rank, a in enumerate(self._actors)}
@@ -202,7 +204,7 @@ class Crew:
                 rank = waiting.pop(ref)
                 try:
                     code = ray.get(ref)
-                except ray.exceptions.RayError as error:
+                except RayError as error:
                     lost[rank] = error
                     continue
                 if code is None:
@@ -218,13 +220,14 @@ class Crew:
     def end(self) -> None:
         """End all ranks by force; returns when they are gone, as far as their nodes answer."""
         import ray
+        from ray.exceptions import RayError
 
-        with suppress(ray.exceptions.RayError):
+        with suppress(RayError):
             ends = [actor.end.remote() for actor in self._actors]
             ray.wait(ends, num_returns=len(ends), timeout=TURN_SECONDS + KILL_SECONDS)
         for actor in self._actors:
-            with suppress(ray.exceptions.RayError):
-                ray.kill(actor)
+            with suppress(RayError):
+                ray.kill(actor)  # pyright: ignore[reportArgumentType]
 
     def _explained(self, lost: dict[int, Exception]) -> list[Death]:
         """A node takes all its ranks with it, and is one cause; the cluster learns of it late."""

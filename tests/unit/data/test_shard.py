@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -89,7 +90,12 @@ def test_images_are_spread_evenly_by_their_patches(sizes: list[int], ranks: int)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_loader_cuts(make_packs: Callable, random_documents: Callable, workers: int) -> None:
     packs = make_packs(random_documents([9, 30, 14, 25, 31, 6]))
-    options = {"first_step": 0, "steps": 2, "packs_per_step": 2, "packs_per_micro_batch": 1}
+    options: dict[str, Any] = {
+        "first_step": 0,
+        "steps": 2,
+        "packs_per_step": 2,
+        "packs_per_micro_batch": 1,
+    }
     options |= {"rank": 1, "ranks": 2}
     stretch = Stretch(2, 3, 4)
     whole = list(batches(packs, **options, workers=0))
@@ -97,13 +103,15 @@ def test_the_loader_cuts(make_packs: Callable, random_documents: Callable, worke
     for (one,), (other,) in zip(whole, cut, strict=True):
         wanted = one.shard(stretch, pad_token_id=PAD)
         assert torch.equal(other.input_ids, wanted.input_ids)
+        assert other.whole is not None
+        assert wanted.whole is not None
         assert torch.equal(other.whole.seq_ids, wanted.whole.seq_ids)
         assert other.sample_ids == one.sample_ids
 
 
 def test_evaluation_cuts(make_packs: Callable, random_documents: Callable) -> None:
     packs = make_packs(random_documents([20] * 12), holdout=0.5, held_out=True)
-    options = {"count": 3, "packs_per_micro_batch": 2, "rank": 0, "ranks": 1}
+    options: dict[str, Any] = {"count": 3, "packs_per_micro_batch": 2, "rank": 0, "ranks": 1}
     stretch = Stretch(1, 2, 4)
     cut = list(eval_batches(packs, **options, stretch=stretch))
     for one, other in zip(eval_batches(packs, **options), cut, strict=True):

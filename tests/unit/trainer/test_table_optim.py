@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from data.batch import Batch
 from data.corpus import load_corpus
 from data.loader import batches
+from model.engram.owners import OwnerStore
 from model.parallel.mesh import Mesh
 from tests.memory import peak_bytes
 from trainer import sinkhorn, table_optim
@@ -26,7 +28,7 @@ from trainer.table_optim import RowwiseAdagrad, SinkhornTables, SparseAdam
 ROWS, DIM, LR = 40, 6, 0.1
 
 
-def store_of(*weights: Tensor):
+def store_of(*weights: Tensor) -> Any:
     """What a rule needs of a store that holds these tables alone."""
     layers = tuple(range(1, len(weights) + 1))
     primary = [
@@ -143,6 +145,7 @@ def test_whole_tables_learn_without_a_second_table_in_memory():
 def test_a_run_learns_its_tables_by_the_rule_asked_for(config, rule):
     config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, tables=rule))
     learner = build_learner(config)
+    assert isinstance(learner.store, OwnerStore)
     before = [t.weight.clone() for t in learner.store.primary]
     seen = []
     forward = learner.model.forward
@@ -171,7 +174,7 @@ def test_a_run_learns_its_tables_by_the_rule_asked_for(config, rule):
 
 def some_batches(config: TrainerConfig) -> Sequence[Batch]:
     corpus = load_corpus(config.data, config.model, seed=config.seed)
-    sizes = {"packs_per_step": 2, "packs_per_micro_batch": 1}
+    sizes: dict[str, Any] = {"packs_per_step": 2, "packs_per_micro_batch": 1}
     return next(
         iter(batches(corpus.train, first_step=0, steps=1, rank=0, ranks=1, workers=0, **sizes))
     )

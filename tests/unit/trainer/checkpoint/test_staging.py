@@ -3,6 +3,7 @@
 import math
 import os
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -102,7 +103,9 @@ def test_copies_never_take_more_than_the_buffer(tmp_path, monkeypatch):
     held = []
 
     def observed(shards, item):
-        source = checkpoints._in_flight._source
+        save = checkpoints._in_flight
+        assert save is not None
+        source: Any = save._source
         held.append(source._held)
         return slice_of(shards, item)
 

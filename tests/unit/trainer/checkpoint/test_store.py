@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -309,7 +310,8 @@ def test_large_tensors_are_written_in_slices_and_come_back(open_checkpoints):
         "empty": torch.zeros(0, 4),
     }
     checkpoints.save(whole, state(1))
-    metadata = CheckpointReader(checkpoints.path(1)).read_metadata().state_dict_metadata
+    reader = CheckpointReader(checkpoints.path(1))
+    metadata: dict[str, Any] = reader.read_metadata().state_dict_metadata
     assert {name: len(entry.chunks) for name, entry in metadata.items()} == {
         "rows": 50,
         "wide": 2,

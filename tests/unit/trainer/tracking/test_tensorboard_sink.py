@@ -29,7 +29,9 @@ def attempt(run: Path, *, last_step: int, until: int) -> list[str]:
 
 def test_a_later_attempt_replaces_what_an_earlier_one_had_too_much(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the tensorboard package is not installed")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_accumulator import (  # pyright: ignore
+        EventAccumulator,
+    )
 
     said = attempt(tmp_path, last_step=0, until=6)
     assert said == [f"TensorBoard: tensorboard --logdir {tmp_path / 'tensorboard'}"]
