@@ -138,7 +138,8 @@ def test_a_mesh_trains_like_one_rank(
     compare(ranks, alone.run(task, 6), tmp_path, mesh)
 
 
-@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_twenty_steps_of_the_published_optimisers_on_eight_ranks(
     ranks: Pool, alone: Alone, tmp_path: Path
 ) -> None:

@@ -77,7 +77,7 @@ def losses(run_dir: Path) -> dict[str, list[float]]:
     return {key: [float(r[key]) for r in records] for key in ("loss", "grad_norm")}
 
 
-@pytest.fixture(scope="module", params=["adamw", pytest.param("pretrain", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["adamw", pytest.param("pretrain", marks=pytest.mark.long)])
 def run(
     request: pytest.FixtureRequest, ranks: Pool, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[TrainerConfig, Path]:
@@ -114,7 +114,7 @@ def resumed(run: tuple[TrainerConfig, Path], mesh: str, place: Path, **changes: 
 @pytest.mark.parametrize(
     "mesh",
     [
-        pytest.param(mesh, marks=pytest.mark.slow if mesh.startswith("four") else ())
+        pytest.param(mesh, marks=pytest.mark.long if mesh.startswith("four") else ())
         for mesh in OTHERS
     ],
 )

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "optim.py"
 
 
@@ -26,6 +24,7 @@ def report(*words: str) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_every_rule_is_measured_beside_its_floor() -> None:
     found = report("--rows", "20000", "--read", "500", "--repeat", "1")
     assert list(found["matrices"]) == ["adamw", "muon"]
@@ -37,6 +36,7 @@ def test_every_rule_is_measured_beside_its_floor() -> None:
         assert found[part]["adamw"]["of_adamw"] == 1.0
 
 
+@pytest.mark.long
 def test_a_sparse_step_takes_a_fiftieth_of_a_dense_one() -> None:
     """Of two million rows of 64, four thousand are read."""
     table = report("--repeat", "5")["table"]

@@ -127,7 +127,7 @@ def test_a_killed_rank_is_started_again_in_a_cluster_of_its_own(place) -> None:
     assert not any(map(alive, everyone))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_saves_and_nothing_outlives_a_killed_supervisor(place) -> None:
     process = started(place, "train.steps=1000")
     wait_for(lambda: saved(place), process)

@@ -26,7 +26,7 @@ def until_it_trains(place: Place, process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_stop_resume_and_resume_with_changes(place: Place) -> None:
     words = [*place.small, f"train.steps={STEPS}", "checkpoint.keep=1"]

@@ -71,7 +71,7 @@ def test_a_killed_rank_costs_no_sample(place) -> None:
     assert losses(next(one.iterdir())) == losses(next(two.iterdir()))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nothing_outlives_a_killed_supervisor(place) -> None:
     process = started(place, "train.steps=1000")
     wait_for(lambda: saved(place), process)

@@ -52,6 +52,7 @@ def test_a_preempted_job_comes_back_and_ends_as_if_nothing_had_been(login: Login
     assert [m["loss"] for m in run.metrics()] == [m["loss"] for m in whole.metrics()]
 
 
+@pytest.mark.long
 def test_a_job_whose_time_is_over_goes_on_in_a_second_stay(login: Login) -> None:
     run = login.submit(
         *("launcher.slurm.time='10'", "resilience.grace_s=5", "train.steps=16"),
