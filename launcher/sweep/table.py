@@ -8,6 +8,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from launcher.sweep.folder import Point, SweepFolder
 from launcher.sweep.objective import objective
@@ -27,7 +28,10 @@ def table_of(sweep: SweepFolder) -> Table:
         step = f"{view.last.get('step', 0)}/{view.total or '?'}"
         shown = "" if value is None else f"{value:.4f}"
         marked = " *" if best and best[0][1].folder.path == point.folder.path else ""
-        table.add_row(point.folder.path.name, point.state(), step, shown + marked, point.label)
+        # As Text: a list like [a.txt] would be taken for markup, and vanish.
+        table.add_row(
+            point.folder.path.name, Text(point.state()), step, shown + marked, Text(point.label)
+        )
     return table
 
 
