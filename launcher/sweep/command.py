@@ -16,16 +16,13 @@ from trainer.exit_codes import ExitCode
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(metavar="VERB", dest="verb", required=True)
-    for verb, purpose in (
-        ("status", "a table of the points"),
-        ("retry", "run again the points that are not done, from their last checkpoints"),
-        ("best", "the point with the lowest loss, and the command that trains it"),
-    ):
-        one = verbs.add_parser(verb, help=purpose, description=purpose)
-        one.add_argument("sweep", type=Path, help="the sweep's folder, RUNS_DIR/NAME-sweep-ID")
-        if verb != "retry":
-            one.add_argument("--json", action="store_true", help="print JSON")
+    parser.description = (
+        "status: a table of the points. retry: run again those that are not done, from their last "
+        "checkpoints. best: the point with the lowest loss, and the command that trains it."
+    )
+    parser.add_argument("verb", choices=("status", "retry", "best"))
+    parser.add_argument("sweep", type=Path, help="the sweep's folder, RUNS_DIR/NAME-sweep-ID")
+    parser.add_argument("--json", action="store_true", help="print JSON (status, best)")
 
 
 def run(args: argparse.Namespace) -> int:
