@@ -171,8 +171,12 @@ def mapped_tables_fit_model(model: ModelConfig, data: DataConfig) -> list[str]:
 def model_fits_memory(
     model: ModelConfig, parallel: ParallelConfig, launcher: LauncherConfig
 ) -> list[str]:
-    """A lower bound only, from the parts that dominate; the system would kill us without a word."""
-    if min(parallel.dp_shard, parallel.cp, parallel.owners, launcher.nodes) < 1:
+    """A lower bound only, from the parts that dominate; the system would kill us without a word.
+
+    Not where the ranks run on other machines than this one.
+    """
+    ranks = {"local": 1, "torchrun": parallel.world // max(1, launcher.nodes)}.get(launcher.kind, 0)
+    if min(parallel.dp_shard, parallel.cp, parallel.owners, ranks) < 1:
         return []
     experts = model.num_hidden_layers * model.n_routed_experts
     weights = 3 * experts * model.hidden_size * model.moe_intermediate_size
@@ -181,7 +185,7 @@ def model_fits_memory(
     if model.engram.store != "mapped":
         tables = sum(model.engram_num_embeddings) * model.engram_head_dim
         weights, held = weights + tables, held + tables / parallel.owners
-    needed = held * BYTES_PER_WEIGHT * parallel.world / launcher.nodes
+    needed = held * BYTES_PER_WEIGHT * ranks
     present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed <= present:
         return []

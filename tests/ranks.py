@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 TIMEOUT = 240.0
+POOL_NAME = "rank-of-the-tests"
 
 
 class RankError(AssertionError):
@@ -90,7 +91,9 @@ def _start() -> tuple[Any, Connection]:
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
     try:
-        process = context.Process(target=_serve, args=(theirs,), daemon=False)
+        process = context.Process(
+            target=_serve, args=(theirs,), name=f"{POOL_NAME}-{os.getpid()}", daemon=False
+        )
         process.start()
     finally:
         os.environ.pop("OMP_NUM_THREADS")

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Generator
 from itertools import chain
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,14 @@ from data.collate import collate
 from data.errors import DataError, WorkerDiedError
 from data.loader import batches, eval_batches
 from data.packs import PackedSet
+from tests.ranks import POOL_NAME
 
 ROOT = Path(__file__).parents[3]
+
+
+def loader_workers() -> list[BaseProcess]:
+    """The loader's processes, without those of tests/ranks.py, which may live beside them."""
+    return [p for p in multiprocessing.active_children() if not p.name.startswith(POOL_NAME)]
 
 
 @pytest.fixture(scope="session")
@@ -163,7 +170,7 @@ def test_workers_change_no_bit_and_no_random_state(packs, workers):
 
 def test_workers_outlive_the_signals_that_stop_a_run(packs):
     stream = open_stream(packs, steps=40, workers=2)
-    workers = multiprocessing.active_children()
+    workers = loader_workers()
     assert len(workers) == 2
 
     def hit() -> None:
@@ -182,7 +189,7 @@ def test_workers_outlive_the_signals_that_stop_a_run(packs):
 
 def test_closing_the_iterator_ends_the_workers(packs):
     stream = open_stream(packs, steps=1000, workers=1)
-    workers = multiprocessing.active_children()
+    workers = loader_workers()
     next(stream)
     stream.close()
     assert_all_gone(workers)
@@ -251,8 +258,8 @@ def test_a_signal_during_the_start_of_workers_reaches_us(packs, monkeypatch):
 def test_a_killed_worker_is_named_with_its_window_within_seconds(packs):
     stream = open_stream(packs, steps=1000, workers=2)
     next(stream)
-    victim = multiprocessing.active_children()[0]
-    workers = multiprocessing.active_children()
+    victim = loader_workers()[0]
+    workers = loader_workers()
     assert victim.pid is not None
     os.kill(victim.pid, signal.SIGKILL)
     begin = time.monotonic()
@@ -277,7 +284,7 @@ def test_a_worker_killed_while_we_wait_for_it_is_noticed(
     stream = open_stream(make_packs(growing, streaming=True), steps=1000, workers=1)
     next(stream)
     next(stream)
-    [worker] = multiprocessing.active_children()
+    [worker] = loader_workers()
     killed = []
 
     def kill() -> None:
@@ -300,7 +307,7 @@ def test_a_worker_that_dies_while_we_are_busy_disturbs_nothing(packs):
     stream = open_stream(packs, steps=1000, workers=1)
     next(stream)
     assert signal.getsignal(signal.SIGCHLD) == before
-    [worker] = multiprocessing.active_children()
+    [worker] = loader_workers()
     worker.kill()
     worker.join()
     time.sleep(0.2)
