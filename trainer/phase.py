@@ -10,10 +10,13 @@ behind. A phase is also a point where a fault can be asked for, see `trainer.fau
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from trainer import faults
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Phases:
@@ -37,15 +40,15 @@ class Phases:
         self.seconds: dict[str, float] = {}
         self.now = "start", self._clock()  # one value, so that no reader sees half a change
 
-    def enter(self, name: str, **known: Any) -> None:
-        """The phase `name` of faults.PHASES begins. known: what a fault there may touch."""
+    def enter(self, name: str, *, grads: Iterable[Tensor | None] = ()) -> None:
+        """The phase `name` of faults.PHASES begins. grads: what a fault there may spoil."""
         before, since = self.now
         now = self._clock()
         self.seconds[before] = self.seconds.get(before, 0.0) + now - since
         self.now = name, now
         self.turn += 1
         self.progress += 1
-        faults.reach(name, {"step": self.step, **known})
+        faults.reach(name, {"step": self.step}, grads=grads)
 
     def tick(self) -> None:
         """Something was done within a phase that can be long."""

@@ -109,7 +109,7 @@ def test_a_cluster_that_does_not_answer_is_an_error(place) -> None:
     assert "Traceback" not in ended.text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_rank_is_started_again_in_a_cluster_of_its_own(place) -> None:
     process = started(place, "train.steps=6")
     wait_for(lambda: saved(place), process)

@@ -85,7 +85,7 @@ def test_nothing_outlives_a_killed_supervisor(place) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_saves_and_a_second_one_leaves_at_once(place) -> None:
     process = started(place, "train.steps=1000")
     wait_for(lambda: saved(place), process)
@@ -106,7 +106,7 @@ def test_ctrl_c_saves_and_a_second_one_leaves_at_once(place) -> None:
     assert not any(map(alive, everyone))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_nodes_share_the_ranks(place) -> None:
     process = started(
         place, "launcher.nodes=2", "launcher.torchrun.host=127.0.0.1", "train.steps=3"

@@ -48,7 +48,7 @@ def test_a_kill_at_any_point_of_a_save(rehearsal: Rehearsal, point: str, backgro
     ended.is_like_the_uninterrupted_one()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_flipped_bit_is_found_and_named(rehearsal: Rehearsal) -> None:
     ended = rehearsal.run("corrupt@save.renamed,step=6,attempt=1;kill@data,step=8,attempt=1")
     ended.said("Checkpoint step_00000006 is damaged and was set aside", "has changed since")
