@@ -169,16 +169,8 @@ def test_sigterm_to_a_whole_process_group_still_saves(place):
     assert_same_end(place, "preempted")
 
 
-@pytest.mark.parametrize(
-    "point",
-    [
-        pytest.param("save.rename", marks=pytest.mark.slow),
-        *(
-            pytest.param(point, marks=pytest.mark.long)
-            for point in ("save.slice", "save.retire", "save.staged")
-        ),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("point", ["save.slice", "save.rename", "save.retire", "save.staged"])
 def test_killed_while_it_saves_in_the_background_a_run_ends_the_same(place, point):
     folder, name = place / "background", point.replace(".", "-")
     folder.mkdir(exist_ok=True)
