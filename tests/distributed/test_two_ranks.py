@@ -15,25 +15,20 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from data.config import DataConfig
-from model.config import EngramStoreConfig, ModelConfig, QatConfig
+from model.config import EngramStoreConfig
 from model.engram.owners import OwnerStore
 from model.names import table_name
+from tests.builders import trainer_config
 from trainer.checkpoint.store import Checkpoints
 from trainer.config import (
-    CheckpointConfig,
     EvalConfig,
     LoggingConfig,
-    OptimConfig,
     ParallelConfig,
-    RouterConfig,
-    TrainConfig,
     TrainerConfig,
 )
 from trainer.learner import build_learner
 from trainer.ranks import Ranks
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 PROGRAM = Path(__file__).with_name("rank_program.py")
 STEPS = 10
 # Relative errors. An Engram gate near zero has the slope of a square root, up to 500, and magnifies
@@ -45,48 +40,6 @@ LIMITS = {
     "eval_loss": (1e-4, STEPS),
     "grad_norm": (1e-4, 6),
 }
-
-
-def tiny(folder: Path) -> TrainerConfig:
-    """The smallest model with every mechanism, on documents of many lengths."""
-    text = folder / "text.jsonl"
-    words = "the cat sat on a mat and saw one more dog run over that old red wall".split()
-    documents = [" ".join(words[(i * j) % len(words)] for j in range(5 + i)) for i in range(40)]
-    text.write_text("".join(json.dumps({"text": d}) + "\n" for d in documents))
-    model = ModelConfig.from_released(json.loads((GOLDEN / "tiny_text/config.json").read_text()))
-    # The cache quantisers turn a last-bit difference into a whole rounding step; without them two
-    # orders of summation stay close for as long as one likes.
-    model = dataclasses.replace(model, qat=QatConfig(False, False, False))
-    return TrainerConfig(
-        seed=5,
-        model=model,
-        data=DataConfig(
-            source="jsonl",
-            paths=(str(text),),
-            tokenizer=str(GOLDEN / "tokenizer.json"),
-            pack_length=96,
-            holdout=0.1,
-        ),
-        optim=OptimConfig(
-            name="adamw",
-            lr=3e-3,
-            warmup_steps=2,
-            hold_steps=4,
-            decay_steps=4,
-            final_lr=3e-4,
-            beta1=0.9,
-            beta2=0.95,
-            eps=1e-3,  # makes the update smooth: below it, the sign of a rounding error counts
-            weight_decay=0.1,
-            table_lr_multiplier=5.0,
-        ),
-        parallel=ParallelConfig(),
-        train=TrainConfig(steps=STEPS, packs_per_step=4, threads=1),
-        eval=EvalConfig(every=5, packs=3),
-        checkpoint=CheckpointConfig(every=0),
-        logging=LoggingConfig(),
-        router=RouterConfig(balance_loss_weight=0.1),  # large enough for its gradient to count
-    )
 
 
 def run(config: TrainerConfig, folder: Path, name: str) -> Path:
@@ -116,7 +69,7 @@ def run(config: TrainerConfig, folder: Path, name: str) -> Path:
 @pytest.fixture(scope="module")
 def single(tmp_path_factory) -> tuple[TrainerConfig, Path]:
     folder = tmp_path_factory.mktemp("ranks")
-    config = tiny(folder)
+    config = trainer_config(folder)
     return config, run(config, folder, "one")
 
 
@@ -163,7 +116,7 @@ def test_two_ranks_train_like_one(single, mesh):
 @pytest.mark.slow
 def test_two_ranks_round_to_bfloat16_like_one(tmp_path):
     """FSDP rounds parameters when it gathers them, one rank where it uses them."""
-    config = tiny(tmp_path)
+    config = trainer_config(tmp_path)
     config = dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, dtype="bfloat16"),
@@ -188,7 +141,7 @@ def test_two_ranks_round_to_bfloat16_like_one(tmp_path):
 
 @pytest.mark.slow
 def test_two_ranks_read_frozen_tables_and_write_samples_like_one(tmp_path):
-    config = tiny(tmp_path)
+    config = trainer_config(tmp_path)
     store = OwnerStore(dataclasses.replace(config.model, initializer_range=0.5), seed=1)
     tables = zip(store.layers, store.weight, strict=True)
     save_file({table_name(n): w for n, w in tables}, tmp_path / "model.safetensors")
