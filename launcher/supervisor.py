@@ -66,7 +66,7 @@ def supervise(
         nodes=config.launcher.nodes,
         grace_s=limits.grace_s,
     )
-    requests = StopRequests(limits.grace_s, say=say, in_job=job is not None)
+    requests = StopRequests(limits.grace_s, in_job=job is not None)
     with _registered(folder, config, job), requests:
         while True:
             before = folder.saved_step()
@@ -207,7 +207,6 @@ class StopRequests:
     """
 
     grace_s: float
-    say: Say
     in_job: bool = False
     asked: bool = False
     overdue: bool = False

@@ -56,34 +56,16 @@ class Ranks:
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
-    def all_gather_rows(self, tensor: Tensor) -> list[Tensor]:
-        """Every rank's tensor, in rank order; they may differ in the size of their first dim."""
-        if self.world == 1:
-            return [tensor]
-        mine = torch.tensor([tensor.shape[0]], device=tensor.device)
-        sizes = [torch.empty_like(mine) for _ in range(self.world)]
-        dist.all_gather(sizes, mine, group=self.group)
-        counts = [int(size) for size in sizes]
-        padded = tensor.new_zeros(max(counts), *tensor.shape[1:])
-        padded[: tensor.shape[0]] = tensor
-        parts = [torch.empty_like(padded) for _ in range(self.world)]
-        dist.all_gather(parts, padded, group=self.group)
-        return [part[:count] for part, count in zip(parts, counts, strict=True)]
-
     def any(self, flag: bool) -> bool:
         """Whether any rank says so: the same answer on every rank."""
-        if self.world == 1:
-            return flag
-        votes = torch.tensor([flag], dtype=torch.int32)
-        dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.group)
-        return bool(votes.item())
+        return bool(self.largest(int(flag)))
 
     def largest(self, number: int) -> int:
         """The largest number that any rank has, on every rank."""
         if self.world == 1:
             return number
         votes = torch.tensor([number], dtype=torch.int64)
-        dist.all_reduce(votes, op=dist.ReduceOp.MAX)
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.group)
         return int(votes.item())
 
     def barrier(self) -> None:

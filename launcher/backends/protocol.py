@@ -55,10 +55,6 @@ class Handle(Protocol):
         """None while any of them runs; then what is known of those that died badly."""
         ...
 
-    def signal(self, number: int) -> None:
-        """Send a signal to all ranks that this can reach."""
-        ...
-
     def kill(self) -> None:
         """End everything at once; returns when all are gone."""
         ...

@@ -18,7 +18,7 @@ from launcher.backends.protocol import Plan
 from launcher.config import TorchrunConfig
 from launcher.guard import as_parent
 from launcher.problems import Stop
-from launcher.processes import descendants, end_tree, killed_by, send, without_rank
+from launcher.processes import end_tree, killed_by, without_rank
 from launcher.reduce import Death
 from launcher.run_dir import Attempt, RunFolder
 from trainer.exit_codes import ExitCode
@@ -113,9 +113,6 @@ class Agent:
             found.append(Death(None, f"The agent {killed_by(-code)}"))
         return found
 
-    def signal(self, number: int) -> None:
-        send([pid for pid in descendants(self._process.pid) if _is_rank(pid)], number)
-
     def kill(self) -> None:
         end_tree(self._process.pid)
         self._process.wait()
@@ -138,11 +135,3 @@ def join(folder: RunFolder, attempt: Attempt, *, node: int) -> Agent:
         )
     plan = Plan(folder, world=place["world"], nodes=place["nodes"], grace_s=place["grace_s"])
     return Agent(attempt, plan, node=node, host=place["host"], port=place["port"])
-
-
-def _is_rank(pid: int) -> bool:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return b"launcher.worker" in words

@@ -44,15 +44,6 @@ class Group:
         dist.reduce_scatter(out, list(tensor.contiguous().unbind()), group=self.process_group)
         return out
 
-    def all_to_all_counts(self, counts: Sequence[int]) -> list[int]:
-        """What every member has for this rank, given what this rank has for each of them."""
-        if self.size == 1:
-            return list(counts)
-        sent = torch.tensor(counts, dtype=torch.int64)
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=self.process_group)
-        return received.tolist()
-
     def all_to_all_rows(
         self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]
     ) -> Tensor:

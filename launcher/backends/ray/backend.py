@@ -100,11 +100,6 @@ class Driver:
         self._hear(0)
         return self._deaths
 
-    def signal(self, number: int) -> None:
-        assert self._process.stdin is not None
-        with suppress(OSError):  # it has ended
-            print(number, file=self._process.stdin, flush=True)
-
     def kill(self) -> None:
         assert self._process.stdin is not None
         with suppress(OSError):

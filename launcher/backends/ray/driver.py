@@ -7,9 +7,8 @@ state it keeps stay away from the supervisor, and an attempt to connect that han
 works in the run's code snapshot, since the actors import from where their driver is, and not from
 PYTHONPATH. It ends with the supervisor, the actors with it, and with them the ranks.
 
-It says what happens by lines of JSON on its standard output (see `Report`); it reads numbers of
-signals for the ranks, one a line, from its standard input, whose end means: end everything. FOLDER:
-for the files of a cluster of its own.
+It says what happens by lines of JSON on its standard output (see `Report`); the end of its standard
+input means: end everything. FOLDER: for the files of a cluster of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from launcher.backends.protocol import Plan
@@ -73,20 +71,10 @@ class Orders:
     def __init__(self, *, parent: int, temporary: str) -> None:
         self.ended = threading.Event()
         self._parent, self._temporary = parent, temporary
-        self._signals: SimpleQueue[int] = SimpleQueue()
         threading.Thread(target=self._read, name="orders", daemon=True).start()
 
-    def signals(self) -> list[int]:
-        """Those that came since the last look."""
-        found = []
-        with suppress(Empty):
-            while True:
-                found.append(self._signals.get_nowait())
-        return found
-
     def _read(self) -> None:
-        for line in sys.stdin:
-            self._signals.put(int(line))
+        sys.stdin.read()
         self.ended.set()
         if os.getppid() != self._parent:
             time.sleep(ORPHAN_SECONDS)
@@ -196,9 +184,6 @@ class Crew:
         waiting = {a.wait.remote(TURN_SECONDS): rank for rank, a in enumerate(self._actors)}
         patience: float | None = None
         while waiting and not orders.ended.is_set():
-            for number in orders.signals():
-                for rank in waiting.values():
-                    self._actors[rank].send.remote(number)
             ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=LOOK_SECONDS)
             for ref in ready:
                 rank = waiting.pop(ref)

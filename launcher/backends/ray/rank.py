@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from launcher.backends.protocol import Plan
 from launcher.guard import as_parent
-from launcher.processes import end_tree, send, without_rank
+from launcher.processes import end_tree, without_rank
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,6 @@ class Rank:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
-
-    def send(self, number: int) -> None:
-        """A signal to the rank."""
-        if self._process is not None and self._process.poll() is None:
-            send([self._process.pid], number)
 
     def end(self) -> None:
         """End the rank by force; returns when it and all that it started are gone."""

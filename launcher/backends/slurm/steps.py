@@ -142,15 +142,12 @@ class Step:
                 )
         return found
 
-    def signal(self, number: int) -> None:
-        with suppress(SlurmError):
-            for step in steps_of(self._job, self._name):
-                slurm("scancel", f"--signal={number}", step)
-
     def kill(self) -> None:
         deadline = time.monotonic() + KILL_SECONDS
         while self._process.poll() is None and time.monotonic() < deadline:
-            self.signal(signal.SIGKILL)
+            with suppress(SlurmError):
+                for step in steps_of(self._job, self._name):
+                    slurm("scancel", f"--signal={int(signal.SIGKILL)}", step)
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(2.0)
         end_tree(self._process.pid)

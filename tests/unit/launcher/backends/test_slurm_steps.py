@@ -137,13 +137,13 @@ def test_a_supervisor_in_a_job_hears_a_repeated_sigterm_once() -> None:
 
     from launcher.supervisor import StopRequests
 
-    with StopRequests(60.0, say=print, in_job=True) as requests:
+    with StopRequests(60.0, in_job=True) as requests:
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
         assert requests.terminated and not requests.overdue
         os.kill(os.getpid(), signal.SIGINT)
         assert requests.overdue
-    with StopRequests(60.0, say=print) as requests:
+    with StopRequests(60.0) as requests:
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
         assert requests.overdue
