@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
-
 from launcher.decide import AttemptEnd
 from launcher.run_dir import RunFolder
 from trainer.exit_codes import ExitCode
@@ -24,11 +21,9 @@ def attempts_since(folder: RunFolder, first: int) -> list[AttemptEnd]:
     found = []
     for number in range(first, folder.last_attempt() + 1):
         end = AttemptEnd(Outcome(ExitCode.AGAIN, "stopped", 0), preempted=True, leaving=True)
-        with suppress(OSError):
-            for line in folder.attempt(number).events_file.read_text("utf-8").splitlines():
-                known = json.loads(line)
-                if known["event"] == "end":
-                    outcome = Outcome(ExitCode(known["code"]), known["reason"], known["step"])
-                    end = AttemptEnd(outcome, **{name: known[name] for name in _KEPT})
+        for known in folder.attempt(number).events():
+            if known["event"] == "end":
+                outcome = Outcome(ExitCode(known["code"]), known["reason"], known["step"])
+                end = AttemptEnd(outcome, **{name: known[name] for name in _KEPT})
         found.append(end)
     return found

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -197,12 +197,22 @@ class Attempt:
 
     def ending(self) -> str | None:
         """What follows this attempt (see `launcher.decide.Next`), once it has ended."""
-        try:
-            lines = (self.path / "events.jsonl").read_text("utf-8").splitlines()
-        except FileNotFoundError:
-            return None
-        ends = [event for event in map(json.loads, lines) if event["event"] == "end"]
+        ends = [event for event in self.events() if event.get("event") == "end"]
         return ends[-1].get("next", "stop") if ends else None
+
+    def events(self) -> list[dict[str, Any]]:
+        """What `event` has written so far, oldest first, without a line that is not whole."""
+        try:
+            lines = self.events_file.read_text("utf-8").split("\n")
+        except OSError:
+            return []
+        found = []
+        for line in lines:
+            with suppress(ValueError):
+                event = json.loads(line)
+                if isinstance(event, dict):
+                    found.append(event)
+        return found
 
     @property
     def events_file(self) -> Path:

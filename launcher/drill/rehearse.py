@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import subprocess
@@ -131,7 +130,7 @@ def _tensors(run: RunFolder) -> dict[str, str]:
 
 def _ended(run: RunFolder, code: int) -> str:
     """How the first attempt ended; a command that was itself the rank tells only by its code."""
-    for event in _events(run.attempt(1).path):
+    for event in run.attempt(1).events():
         if event.get("event") == "end":
             return str(event["reason"])
     return "a rank was killed" if code < 0 else f"exit code {code}"
@@ -145,11 +144,3 @@ def _resumed(run: RunFolder) -> int | None:
         return None
     _, found, rest = text.partition("resuming after step ")
     return int(rest.split()[0]) if found else None
-
-
-def _events(attempt: Path) -> list[dict[str, Any]]:
-    try:
-        lines = (attempt / "events.jsonl").read_text("utf-8").splitlines()
-    except OSError:
-        return []
-    return [json.loads(line) for line in lines]

@@ -13,7 +13,6 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from launcher.problems import Stop
 from launcher.run_dir import RunFolder
@@ -111,7 +110,7 @@ class Holder:
     def of(cls, folder: RunFolder) -> Holder | None:
         """None when there is no such process, or it is on another machine."""
         last = folder.last_attempt()
-        known = _started(folder, last) if last else {}
+        known = next(iter(folder.attempt(last).events()), {}) if last else {}
         if known.get("backend") != "local" or known.get("host") != socket.gethostname():
             return None
         holder = cls(int(str(known.get("pid", 0))), folder.path.resolve())
@@ -130,11 +129,3 @@ class Holder:
         if self.holds():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGINT)
-
-
-def _started(folder: RunFolder, number: int) -> dict[str, Any]:
-    """The line of events.jsonl with which an attempt began."""
-    file = folder.attempt(number).path / "events.jsonl"
-    with contextlib.suppress(OSError, ValueError), file.open(encoding="utf-8") as lines:
-        return json.loads(lines.readline())
-    return {}

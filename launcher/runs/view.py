@@ -136,7 +136,7 @@ def view_of(folder: RunFolder) -> RunView:
 
 def attempt_view(attempt: Attempt) -> AttemptView:
     """What is known of one attempt."""
-    events = _events(attempt.path / "events.jsonl")
+    events = attempt.events()
     start = next((e for e in events if e.get("event") == "start"), {})
     end = next((e for e in reversed(events) if e.get("event") == "end"), None)
     outcome = _outcome(end) if end is not None else _of_ranks(attempt, start.get("ranks", 1))
@@ -285,22 +285,6 @@ def _last_records(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         if step and evaluated:
             break
     return step, evaluated
-
-
-def _events(file: Path) -> list[dict[str, Any]]:
-    found = []
-    try:
-        lines = file.read_text("utf-8").split("\n")
-    except OSError:
-        return []
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict):
-            found.append(event)
-    return found
 
 
 def _note(event: dict[str, Any]) -> str:
