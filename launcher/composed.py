@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
+def add_run_words(parser: argparse.ArgumentParser) -> None:
+    """The arguments of a command that takes the words that start a run."""
+    parser.add_argument("overrides", nargs="*", metavar="NAME=VALUE", help="as for dsv41-train")
+    parser.add_argument("--config-dir", metavar="DIR", help="a folder of your own groups")
+    parser.add_argument("--config-name", metavar="NAME", help=argparse.SUPPRESS)
+
+
 def composed_run(
     overrides: Sequence[str],
     *,

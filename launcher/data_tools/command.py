@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 
-from launcher.composed import composed_run
+from launcher.composed import add_run_words, composed_run
 from launcher.failures import Terminated, terminable
 from launcher.problems import Stop
 from trainer.exit_codes import ExitCode
@@ -26,9 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         + [f"  {name:<10} {purpose}" for name, (_, purpose) in ACTIONS.items()]
     )
     parser.add_argument("action", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS))
-    parser.add_argument("overrides", nargs="*", metavar="NAME=VALUE", help="as for dsv41-train")
-    parser.add_argument("--config-dir", metavar="DIR", help="a folder of your own groups")
-    parser.add_argument("--config-name", metavar="NAME", help=argparse.SUPPRESS)
+    add_run_words(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,9 +11,11 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from launcher.composed import add_run_words
 from launcher.config import LauncherConfig
 from launcher.doctor import folders, installation, limits, network
 from launcher.doctor.check import Check, Finding, carried_out
+from launcher.plan.command import planned_run
 from launcher.problems import Stop
 from launcher.run_config import RunConfig
 from trainer.exit_codes import ExitCode
@@ -28,16 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "folders, the launcher and the disk space of that run. Ends with 78 when a run would fail; "
         "warnings (W&B that cannot be reached) end with 0."
     )
-    parser.add_argument("overrides", nargs="*", metavar="NAME=VALUE", help="as for dsv41-train")
+    add_run_words(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-    parser.add_argument("--config-dir", metavar="DIR", help="a folder of your own groups")
-    parser.add_argument("--config-name", metavar="NAME", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out all checks, print each as it ends, and return the exit code."""
     try:
-        config = _config(args) if args.overrides or args.config_dir else None
+        config = planned_run(args) if args.overrides or args.config_dir else None
     except Stop as stop:
         print(f"dsv41 doctor: {stop.message}", file=sys.stderr)
         return stop.code
@@ -84,20 +84,6 @@ def all_checks(config: RunConfig | None, *, environ: Mapping[str, str]) -> list[
         Check("Ray", partial(network.ray, environ.get("RAY_ADDRESS")), late="warn"),
         Check("W&B", partial(network.wandb, environ.get("WANDB_BASE_URL")), late="warn"),
     ]
-
-
-def _config(args: argparse.Namespace) -> RunConfig:
-    from launcher.composed import composed_run
-    from launcher.plan.command import complete
-    from launcher.rules import PLAN_RULES
-
-    return composed_run(
-        args.overrides,
-        config_dir=args.config_dir,
-        config_name=args.config_name,
-        rules=PLAN_RULES,
-        complete=complete,
-    )
 
 
 def _room(runs: Path, config: RunConfig | None) -> Finding:

@@ -6,9 +6,10 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from launcher.composed import composed_run
+from launcher.composed import add_run_words, composed_run
 from launcher.problems import ConfigProblems, Stop
 from launcher.rules import PLAN_RULES
+from launcher.run_config import RunConfig
 from trainer.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -22,22 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "out. Needs no accelerator. Ends with 78 when cluster.device_memory_gb is given and too "
         "small."
     )
-    parser.add_argument("overrides", nargs="*", metavar="NAME=VALUE", help="as for dsv41-train")
+    add_run_words(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
-    parser.add_argument("--config-dir", metavar="DIR", help="a folder of your own groups")
-    parser.add_argument("--config-name", metavar="NAME", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Compose and validate the run's configuration, add up, print."""
     try:
-        config = composed_run(
-            args.overrides,
-            config_dir=args.config_dir,
-            config_name=args.config_name,
-            rules=PLAN_RULES,
-            complete=complete,
-        )
+        config = planned_run(args)
         from launcher.plan.holdings import holdings
         from launcher.plan.memory import memory_problems
         from launcher.plan.report import plan_data, show
@@ -53,7 +46,18 @@ def run(args: argparse.Namespace) -> int:
     return ExitCode.DONE
 
 
-def complete(cfg: DictConfig) -> None:
+def planned_run(args: argparse.Namespace) -> RunConfig:
+    """The run of a command's words, which need not be one that this machine could train."""
+    return composed_run(
+        args.overrides,
+        config_dir=args.config_dir,
+        config_name=args.config_name,
+        rules=PLAN_RULES,
+        complete=_complete,
+    )
+
+
+def _complete(cfg: DictConfig) -> None:
     """Stand-ins for where documents and weights lie: no size depends on that."""
     from omegaconf import OmegaConf
 
