@@ -27,6 +27,44 @@ from trainer.config import (
 GOLDEN = Path(__file__).parent / "golden"
 WORDS = "the cat sat on a mat and saw one more dog run over that old red wall".split()
 
+# Overrides of experiment=tiny: a model that trains in seconds, on words of 448.
+SMALL_MODEL = (
+    f"data.tokenizer={GOLDEN / 'tokenizer.json'}",
+    "data.pack_length=64",
+    "model.vocab_size=448",
+    "model.hidden_size=32",
+    "model.num_hidden_layers=4",
+    "model.compress_ratios=[0,0,2,1]",
+    "model.kv_source_layer_ids=[2,3]",
+    "model.index_source_layer_ids=[2,3]",
+    "model.candidate_source_layer_id=3",
+    "model.moe_intermediate_size=16",
+    "model.engram_layer_ids=[1]",
+    "model.engram_num_embeddings=[384]",
+    "model.engram_vocab_size=50",
+    "model.engram_n_heads=2",
+    "model.engram_compressed_vocab_size=323",
+    "model.image_token_id=3",
+)
+
+
+def optim_config(**changes: Any) -> OptimConfig:
+    """AdamW at a constant rate, but for `changes`."""
+    plain = OptimConfig(
+        name="adamw",
+        lr=1e-2,
+        warmup_steps=0,
+        hold_steps=0,
+        decay_steps=0,
+        final_lr=0.0,
+        beta1=0.9,
+        beta2=0.95,
+        eps=1e-8,
+        weight_decay=0.1,
+        table_lr_multiplier=5.0,
+    )
+    return dataclasses.replace(plain, **changes)
+
 
 def trainer_config(folder: Path, **changes: Any) -> TrainerConfig:
     """The smallest model with every mechanism of text, on 40 documents of 5 to 44 words that are
@@ -50,18 +88,8 @@ def trainer_config(folder: Path, **changes: Any) -> TrainerConfig:
             pack_length=96,
             holdout=0.1,
         ),
-        optim=OptimConfig(
-            name="adamw",
-            lr=3e-3,
-            warmup_steps=2,
-            hold_steps=4,
-            decay_steps=4,
-            final_lr=3e-4,
-            beta1=0.9,
-            beta2=0.95,
-            eps=1e-3,
-            weight_decay=0.1,
-            table_lr_multiplier=5.0,
+        optim=optim_config(
+            lr=3e-3, warmup_steps=2, hold_steps=4, decay_steps=4, final_lr=3e-4, eps=1e-3
         ),
         parallel=ParallelConfig(),
         train=TrainConfig(steps=10, packs_per_step=4, threads=1),

@@ -7,23 +7,21 @@ Engram rows, optimisers, clipping, evaluation, checkpoint.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from torch import Tensor
 
 from data.cache.prepare import prepare
 from model.config import QatConfig
 from tests.builders import seeing_config, trainer_config
 from tests.distributed.rank_program import first_gradient
+from tests.learnt import weights
 from tests.ranks import Ranks as Pool
-from trainer.checkpoint.store import Checkpoints
 from trainer.config import IndexerConfig, ParallelConfig, TrainConfig, TrainerConfig
-from trainer.learner import build_learner
 from trainer.loop import train
+from trainer.metrics import read_metrics
 from trainer.ranks import Ranks
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -178,7 +176,7 @@ def compare(
     for name, size in worst.items():
         assert size <= (GATE_WEIGHTS if name.endswith(("q_weight", "k_weight")) else GRADIENT), name
 
-    records = [read_metrics(run) for run in (one, folder / "many")]
+    records = [read_metrics(run / "metrics.jsonl") for run in (one, folder / "many")]
     assert len(records[0]) == len(records[1]) > config.train.steps
     for left, right in zip(*records, strict=True):
         for key in ("loss", "balance_loss", "index_loss", "eval_loss", "grad_norm"):
@@ -200,19 +198,3 @@ def compare(
 
 def error(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm().clamp_min(1e-30))
-
-
-def read_metrics(run_dir: Path) -> list[dict]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").open()]
-
-
-def weights(config: TrainerConfig, run_dir: Path) -> dict[str, torch.Tensor]:
-    """Model and tables of the last checkpoint, loaded on one rank whoever wrote it."""
-    tensors = build_learner(config).tensors()
-    checkpoints = Checkpoints(
-        run_dir / "checkpoints", keep=1, attempt=9, ranks=Ranks(), say=lambda text: None
-    )
-    newest = checkpoints.newest()
-    assert newest is not None
-    checkpoints.load(newest, tensors)
-    return {n: t for n, t in tensors.items() if n.startswith(("model/", "tables/"))}

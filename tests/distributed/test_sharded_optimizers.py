@@ -19,6 +19,7 @@ from model.engram.owners import OwnerStore
 from model.parallel.group import Group
 from model.parallel.mesh import build_mesh
 from model.transformer import DeepseekV41
+from tests.builders import optim_config
 from tests.ranks import Ranks
 from trainer import muon
 from trainer.config import OptimConfig
@@ -33,19 +34,7 @@ pytestmark = pytest.mark.xdist_group("ranks")
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MODEL = ModelConfig.from_released(json.loads((GOLDEN / "tiny_image/config.json").read_text()))
-OPTIM = OptimConfig(
-    name="pretrain",
-    lr=1e-2,
-    warmup_steps=0,
-    hold_steps=0,
-    decay_steps=0,
-    final_lr=0.0,
-    beta1=0.9,
-    beta2=0.95,
-    eps=1e-20,
-    weight_decay=0.1,
-    table_lr_multiplier=5.0,
-)
+OPTIM = optim_config(name="pretrain", eps=1e-20)
 STEPS = 3
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import pickle
 import socket
@@ -19,15 +18,14 @@ from model.config import EngramStoreConfig
 from model.engram.owners import OwnerStore
 from model.names import table_name
 from tests.builders import trainer_config
-from trainer.checkpoint.store import Checkpoints
+from tests.learnt import weights
 from trainer.config import (
     EvalConfig,
     LoggingConfig,
     ParallelConfig,
     TrainerConfig,
 )
-from trainer.learner import build_learner
-from trainer.ranks import Ranks
+from trainer.metrics import read_metrics
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
 STEPS = 10
@@ -95,7 +93,7 @@ def test_two_ranks_train_like_one(single, mesh):
         assert error <= limit, parameter
     assert found["norm"] == pytest.approx(expected["norm"], rel=1e-6)
 
-    records = [read_metrics(path) for path in (one, two)]
+    records = [read_metrics(path / "metrics.jsonl") for path in (one, two)]
     assert len(records[0]) == len(records[1]) == STEPS + 2
     for left, right in zip(*records, strict=True):
         for key, (limit, last) in LIMITS.items():
@@ -127,7 +125,9 @@ def test_two_ranks_round_to_bfloat16_like_one(tmp_path):
     for mesh in (ParallelConfig(), ParallelConfig(dp_shard=2)):
         name = f"narrow_{mesh.world}"
         run(dataclasses.replace(config, parallel=mesh), tmp_path, name)
-        found.append((torch.load(tmp_path / f"{name}.pt"), read_metrics(tmp_path / name)))
+        found.append(
+            (torch.load(tmp_path / f"{name}.pt"), read_metrics(tmp_path / name / "metrics.jsonl"))
+        )
     (one, metrics), (two, others) = found
     assert one["first"].keys() == two["first"].keys()
     for parameter, grad in one["first"].items():
@@ -156,7 +156,9 @@ def test_two_ranks_read_frozen_tables_and_write_samples_like_one(tmp_path):
     for mesh in (ParallelConfig(), ParallelConfig(dp_shard=2)):
         name = f"frozen_{mesh.world}"
         run(dataclasses.replace(config, parallel=mesh), tmp_path, name)
-        found.append((torch.load(tmp_path / f"{name}.pt"), read_metrics(tmp_path / name)))
+        found.append(
+            (torch.load(tmp_path / f"{name}.pt"), read_metrics(tmp_path / name / "metrics.jsonl"))
+        )
     (one, metrics), (two, others) = found
     assert one["first"].keys() == two["first"].keys()
     assert not any(name.startswith("table") for name in one["first"])
@@ -164,20 +166,3 @@ def test_two_ranks_read_frozen_tables_and_write_samples_like_one(tmp_path):
     for left, right in zip(metrics, others, strict=True):
         assert right["loss"] == pytest.approx(left["loss"], rel=1e-4)
         assert right["engram_gate_mean"] == pytest.approx(left["engram_gate_mean"], rel=1e-4)
-
-
-def read_metrics(run_dir: Path) -> list[dict]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").open()]
-
-
-def weights(config: TrainerConfig, run_dir: Path) -> dict[str, torch.Tensor]:
-    """Model and tables of the last checkpoint, loaded on one rank whoever wrote it."""
-    learner = build_learner(config)
-    tensors = learner.tensors()
-    checkpoints = Checkpoints(
-        run_dir / "checkpoints", keep=1, attempt=9, ranks=Ranks(), say=lambda text: None
-    )
-    newest = checkpoints.newest()
-    assert newest is not None
-    checkpoints.load(newest, tensors)
-    return {n: t for n, t in tensors.items() if n.startswith(("model/", "tables/"))}

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 GOLDEN_TOKENIZER = Path(__file__).parents[1] / "golden" / "tokenizer.json"
+
+T = TypeVar("T")
 
 SMALL = """\
 # @package _global_
@@ -93,17 +97,41 @@ class Place:
     def train(self, *words: str, env: Mapping[str, str] | None = None) -> Ended:
         return self.run("dsv41-train", *words, env=env)
 
+    def begin(self, *words: str) -> subprocess.Popen:
+        """Start training, and do not wait for its end."""
+        return self.start([installed("dsv41-train"), *words])
+
+    def saved(self) -> list[Path]:
+        """The finished checkpoints of all runs."""
+        return list(self.folder.glob("runs/*/*/checkpoints/step_????????"))
+
+    def wait_for(
+        self, what: Callable[[], T], process: subprocess.Popen, seconds: float = 200.0
+    ) -> T:
+        """What `what` gives, once that is something, while `process` runs."""
+        deadline = time.monotonic() + seconds
+        while not (found := what()):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline, "nothing happened"
+            time.sleep(0.05)
+        return found
+
     def train_until(self, step: int, number: signal.Signals, *words: str) -> Ended:
         """Send a signal once `step` steps are logged."""
-        process = self.start([installed("dsv41-train"), *words])
-        deadline = time.monotonic() + 240
-        while not any(len(p.read_text().splitlines()) >= step for p in self.metrics()):
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        process = self.begin(*words)
+        self.wait_for(
+            lambda: any(len(p.read_text().splitlines()) >= step for p in self.metrics()),
+            process,
+            seconds=240,
+        )
         process.send_signal(number)
         out, err = process.communicate(timeout=240)
         return Ended(process.returncode, out, err)
+
+    def losses(self, run: Path) -> dict[int, float]:
+        """By step, of one run."""
+        records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        return {record["step"]: record["loss"] for record in records}
 
     def metrics(self) -> list[Path]:
         return list(self.folder.glob("runs/*/*/metrics.jsonl"))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,29 +23,6 @@ pytest.importorskip("ray", reason="Ray is not installed")
 pytestmark = pytest.mark.xdist_group("ray")
 
 MESH = ("launcher=ray", "parallel.dp_shard=2", "checkpoint.every=2")
-
-
-def losses(run: Path) -> dict[int, float]:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return {record["step"]: record["loss"] for record in map(json.loads, lines)}
-
-
-def started(place, *words: str) -> subprocess.Popen:
-    command = [str(Path(sys.executable).parent / "dsv41-train"), *place.small, *MESH, *words]
-    return place.start(command)
-
-
-def wait_for(what: Callable, process: subprocess.Popen, seconds: float = 200.0):
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.1)
-    return found
-
-
-def saved(place) -> list[Path]:
-    return list(place.folder.glob("runs/*/*/checkpoints/step_????????"))
 
 
 def pids(place) -> dict[int, int]:
@@ -111,8 +88,8 @@ def test_a_cluster_that_does_not_answer_is_an_error(place) -> None:
 
 @pytest.mark.long
 def test_a_killed_rank_is_started_again_in_a_cluster_of_its_own(place) -> None:
-    process = started(place, "train.steps=6")
-    wait_for(lambda: saved(place), process)
+    process = place.begin(*place.small, *MESH, "train.steps=6")
+    place.wait_for(place.saved, process)
     everyone = descendants(process.pid)
     os.kill(pids(place)[1], signal.SIGKILL)
     out, err = process.communicate(timeout=300)
@@ -123,21 +100,21 @@ def test_a_killed_rank_is_started_again_in_a_cluster_of_its_own(place) -> None:
     assert "step 6/6" in out
     assert err == ""
     (run,) = place.runs()
-    assert sorted(losses(run)) == [1, 2, 3, 4, 5, 6]
+    assert sorted(place.losses(run)) == [1, 2, 3, 4, 5, 6]
     assert not any(map(alive, everyone))
 
 
 @pytest.mark.long
 def test_ctrl_c_saves_and_nothing_outlives_a_killed_supervisor(place) -> None:
-    process = started(place, "train.steps=1000")
-    wait_for(lambda: saved(place), process)
+    process = place.begin(*place.small, *MESH, "train.steps=1000")
+    place.wait_for(place.saved, process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert process.returncode == ExitCode.INTERRUPTED, out + err
     assert "Stopped after step" in err
 
-    process = started(place, "train.steps=1000", "name=other")
-    wait_for(lambda: [p for p in saved(place) if p.parts[-4] == "other"], process)
+    process = place.begin(*place.small, *MESH, "train.steps=1000", "name=other")
+    place.wait_for(lambda: [p for p in place.saved() if p.parts[-4] == "other"], process)
     everyone = descendants(process.pid)
     process.kill()
     process.wait()
@@ -153,8 +130,8 @@ def test_a_lost_node_costs_no_sample(place, nodes) -> None:
     assert whole.code == 0, whole.text
     there = (f"launcher.ray.address={nodes.address}", "launcher.nodes=2")
 
-    process = started(place, *there, "train.steps=8", "name=lost")
-    wait_for(lambda: [p for p in saved(place) if p.parts[-4] == "lost"], process)
+    process = place.begin(*place.small, *MESH, *there, "train.steps=8", "name=lost")
+    place.wait_for(lambda: [p for p in place.saved() if p.parts[-4] == "lost"], process)
     nodes.lose_one()
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, out + err
@@ -162,7 +139,7 @@ def test_a_lost_node_costs_no_sample(place, nodes) -> None:
     assert " was lost." in told
     assert "from the checkpoint of step" in told
     one, two = (place.folder / "runs" / name for name in ("whole", "lost"))
-    assert losses(next(one.iterdir())) == losses(next(two.iterdir()))
+    assert place.losses(next(one.iterdir())) == place.losses(next(two.iterdir()))
 
 
 @pytest.mark.long

@@ -27,11 +27,11 @@ from launcher.processes import alive, descendants
 from launcher.run_config import RunConfig
 from launcher.run_dir import RunFolder
 from launcher.validate import validate
+from tests.builders import SMALL_MODEL
 from trainer.checkpoint.manifest import read_manifest
 from trainer.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
-TOKENIZER = ROOT / "tests" / "golden" / "tokenizer.json"
 STEPS, EVERY = 8, 3  # a checkpoint after 3, 6 and 8 steps, held-out loss after 4 and 8
 MEASURED = {"tokens_per_s", "rss_mb", "step_s", "data_wait_s", "engram_wait_s"}
 TIMEOUT = 400.0
@@ -42,23 +42,8 @@ SMALL = (
     "name=faults",
     "launcher=torchrun",
     "parallel.dp_shard=2",
-    f"data.tokenizer={TOKENIZER}",
-    "data.pack_length=64",
+    *SMALL_MODEL,
     "data.holdout=0.2",
-    "model.vocab_size=448",
-    "model.hidden_size=32",
-    "model.num_hidden_layers=4",
-    "model.compress_ratios=[0,0,2,1]",
-    "model.kv_source_layer_ids=[2,3]",
-    "model.index_source_layer_ids=[2,3]",
-    "model.candidate_source_layer_id=3",
-    "model.moe_intermediate_size=16",
-    "model.engram_layer_ids=[1]",
-    "model.engram_num_embeddings=[384]",
-    "model.engram_vocab_size=50",
-    "model.engram_n_heads=2",
-    "model.engram_compressed_vocab_size=323",
-    "model.image_token_id=3",
     f"train.steps={STEPS}",
     "train.packs_per_step=4",
     "train.threads=1",

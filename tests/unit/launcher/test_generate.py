@@ -11,6 +11,7 @@ from launcher import tools
 from launcher.generate import pieces
 from launcher.run_dir import create
 from launcher.validate import validate
+from tests.builders import SMALL_MODEL
 from trainer.exit_codes import ExitCode
 from trainer.loop import train
 from trainer.ranks import Ranks
@@ -18,23 +19,8 @@ from trainer.ranks import Ranks
 GOLDEN = Path(__file__).parents[2] / "golden"
 SMALL = (
     "data=text",
-    f"data.tokenizer={GOLDEN / 'tokenizer.json'}",
-    "data.pack_length=64",
+    *SMALL_MODEL,
     "data.holdout=0",
-    "model.vocab_size=448",
-    "model.hidden_size=32",
-    "model.num_hidden_layers=4",
-    "model.compress_ratios=[0,0,2,1]",
-    "model.kv_source_layer_ids=[2,3]",
-    "model.index_source_layer_ids=[2,3]",
-    "model.candidate_source_layer_id=3",
-    "model.moe_intermediate_size=16",
-    "model.engram_layer_ids=[1]",
-    "model.engram_num_embeddings=[384]",
-    "model.engram_vocab_size=50",
-    "model.engram_n_heads=2",
-    "model.engram_compressed_vocab_size=323",
-    "model.image_token_id=3",
     "train.steps=2",
     "train.threads=1",
     "eval.every=0",

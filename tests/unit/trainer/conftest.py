@@ -8,11 +8,11 @@ import pytest
 
 from data.config import DataConfig
 from model.config import ModelConfig
+from tests.builders import optim_config
 from trainer.config import (
     CheckpointConfig,
     EvalConfig,
     LoggingConfig,
-    OptimConfig,
     ParallelConfig,
     TrainConfig,
     TrainerConfig,
@@ -44,18 +44,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> TrainerConfig:
             pack_length=64,
             holdout=0.1,
         ),
-        optim=OptimConfig(
-            name="adamw",
-            lr=3e-3,
-            warmup_steps=4,
-            hold_steps=4,
-            decay_steps=8,
-            final_lr=3e-4,
-            beta1=0.9,
-            beta2=0.95,
-            eps=1e-20,
-            weight_decay=0.1,
-            table_lr_multiplier=5.0,
+        optim=optim_config(
+            lr=3e-3, warmup_steps=4, hold_steps=4, decay_steps=8, final_lr=3e-4, eps=1e-20
         ),
         parallel=ParallelConfig(),
         train=TrainConfig(steps=16, packs_per_step=4, packs_per_micro_batch=2, threads=1),

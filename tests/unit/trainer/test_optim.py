@@ -8,7 +8,7 @@ from torch import nn
 
 from model.config import ModelConfig
 from model.transformer import DeepseekV41
-from trainer.config import OptimConfig
+from tests.builders import optim_config
 from trainer.optim import (
     build_adamw,
     group_of,
@@ -17,19 +17,7 @@ from trainer.optim import (
     set_learning_rate,
 )
 
-OPTIM = OptimConfig(
-    name="adamw",
-    lr=1e-2,
-    warmup_steps=0,
-    hold_steps=0,
-    decay_steps=0,
-    final_lr=0.0,
-    beta1=0.9,
-    beta2=0.95,
-    eps=1e-8,
-    weight_decay=0.1,
-    table_lr_multiplier=5.0,
-)
+OPTIM = optim_config()
 CONFIG = ModelConfig.from_released(
     json.loads((Path(__file__).parents[2] / "golden/tiny_image/config.json").read_text())
 )

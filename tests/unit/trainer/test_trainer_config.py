@@ -3,29 +3,17 @@ import math
 
 import pytest
 
+from tests.builders import optim_config
 from trainer.config import (
     CheckpointConfig,
     EvalConfig,
     LoggingConfig,
-    OptimConfig,
     ParallelConfig,
     RouterConfig,
     TrainConfig,
 )
 
-OPTIM = OptimConfig(
-    name="adamw",
-    lr=3e-4,
-    warmup_steps=10,
-    hold_steps=20,
-    decay_steps=30,
-    final_lr=3e-5,
-    beta1=0.9,
-    beta2=0.95,
-    eps=1e-8,
-    weight_decay=0.1,
-    table_lr_multiplier=5.0,
-)
+OPTIM = optim_config(lr=3e-4, warmup_steps=10, hold_steps=20, decay_steps=30, final_lr=3e-5)
 
 
 def test_sound_configurations_have_no_problems():
