@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 HEAD = """\
-dsv41-train trains DeepSeek-V4.1, with its Engram memory, on this machine.
+dsv41-train trains DeepSeek-V4.1, with its Engram memory: here, under torchrun, on Ray or Slurm.
 
   dsv41-train +experiment=tiny                    a small model on built-in text, a few minutes
   dsv41-train +experiment=tiny train.steps=50     the same with one setting changed
