@@ -21,7 +21,8 @@ from launcher.environment import describe
 from launcher.own_packages import HOME, NAMES
 from launcher.problems import Stop
 from launcher.run_config import RunConfig
-from trainer.checkpoint.folders import step_folder
+from trainer.checkpoint.folders import finished, step_folder, step_of
+from trainer.disk import put_text
 from trainer.exit_codes import ExitCode
 from trainer.outcome import Outcome
 from trainer.signals import STOP_FILE
@@ -88,8 +89,7 @@ class RunFolder:
 
     def saved_step(self) -> int:
         """The step of the newest finished checkpoint, whole or not; 0 when there is none."""
-        names = (p.name for p in (self.path / "checkpoints").glob("step_????????"))
-        return max((int(name.removeprefix("step_")) for name in names), default=0)
+        return max((step_of(p) or 0 for p in finished(self.path / "checkpoints")), default=0)
 
     @contextmanager
     def held(self) -> Iterator[bool]:
@@ -185,15 +185,12 @@ class Attempt:
 
     @property
     def stop_file(self) -> Path:
-        """Asks the ranks to checkpoint and end, see `trainer.signals.StopRequest`."""
+        """Asks the ranks to checkpoint and end, see `trainer.signals.request_stop`."""
         return self.path / STOP_FILE
 
     def write_outcome(self, rank: int, outcome: Outcome) -> None:
         """By a temporary name, so that a reader finds it whole or not at all."""
-        file = self.outcome_file(rank)
-        temporary = file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(outcome.to_dict(), indent=1) + "\n", "utf-8")
-        temporary.replace(file)
+        put_text(self.outcome_file(rank), json.dumps(outcome.to_dict(), indent=1) + "\n")
 
     def ending(self) -> str | None:
         """What follows this attempt (see `launcher.decide.Next`), once it has ended."""

@@ -153,8 +153,9 @@ def _begin_here(
     now: Mapping[str, object],
 ) -> Attempt:
     """A new attempt, and this process ready to run it."""
-    attempt = begin_attempt(folder, config, sources, now)
-    if code_digest(folder.code) != code_digest(HOME):
+    here = code_digest(HOME)
+    attempt = begin_attempt(folder, config, sources, now, code=here)
+    if code_digest(folder.code) != here:
         _say(f"The code has changed since the run was made; this attempt runs {HOME}.")
     # For all processes that this one starts: a user's own data/ must not shadow ours in them.
     os.environ["PYTHONSAFEPATH"] = "1"

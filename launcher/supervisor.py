@@ -23,7 +23,6 @@ from launcher.backends.protocol import Backend, Fate, Handle, Job, Plan
 from launcher.decide import AttemptEnd, Decision, Next, decide
 from launcher.environment import code_digest
 from launcher.history import remembered
-from launcher.own_packages import HOME
 from launcher.problems import Stop
 from launcher.reduce import Death, reduce
 from launcher.run_config import RunConfig
@@ -66,11 +65,12 @@ def supervise(
         nodes=config.launcher.nodes,
         grace_s=limits.grace_s,
     )
+    code = code_digest(folder.code)
     requests = StopRequests(limits.grace_s, in_job=job is not None)
     with _registered(folder, config, job), requests:
         while True:
             before = folder.saved_step()
-            attempt = begin_attempt(folder, config, sources, given)
+            attempt = begin_attempt(folder, config, sources, given, code=code)
             watchdog = Watchdog(
                 attempt, world=plan.world, hang_s=limits.hang_s, say=say, now=time.monotonic()
             )
@@ -117,8 +117,11 @@ def begin_attempt(
     config: RunConfig,
     sources: Sequence[PreparedSource],
     given: Mapping[str, object],
+    *,
+    code: str,
 ) -> Attempt:
-    """The folder of a new attempt, with what its ranks must know. Stop 73 if it cannot be made."""
+    """The folder of a new attempt, with what its ranks must know. code: the digest of what they
+    run. Stop 73 if it cannot be made."""
     try:
         attempt = folder.new_attempt()
         attempt.write_sources(sources)
@@ -129,7 +132,7 @@ def begin_attempt(
             ranks=config.parallel.world,
             host=socket.gethostname(),
             pid=os.getpid(),
-            code_sha256=code_digest(folder.code if config.launcher.kind != "local" else HOME),
+            code_sha256=code,
         )
     except OSError as error:
         raise Stop(

@@ -87,3 +87,11 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def put_text(file: Path, text: str) -> None:
+    """Write `text` under a temporary name and rename it: readers find the file whole or not at all,
+    and two writers do not mix. Not durable: a power cut may undo it."""
+    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, "utf-8")
+    temporary.replace(file)

@@ -22,6 +22,7 @@ from types import FrameType, TracebackType
 from typing import IO, Any
 
 from trainer import phase
+from trainer.disk import put_text
 
 INTERVAL = 2.0  # seconds between two beats
 LOOK = 0.1  # seconds between two looks at the main thread
@@ -127,11 +128,9 @@ class Heartbeat:
 
     def _write(self) -> None:
         self._beat += 1
-        file = heartbeat_file(self._attempt, self._rank)
-        temporary = file.with_suffix(".tmp")
         with suppress(OSError):
-            temporary.write_text(json.dumps(self.facts()) + "\n", "utf-8")
-            temporary.replace(file)
+            file = heartbeat_file(self._attempt, self._rank)
+            put_text(file, json.dumps(self.facts()) + "\n")
 
     def _answer(self) -> None:
         """Write the stacks if somebody without a way to send us a signal asks for them."""

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from types import FrameType, TracebackType
 
+from trainer.disk import put_text
 from trainer.exit_codes import ExitCode
 
 STOP_FILE = "stop"  # in an attempt's folder
@@ -30,10 +31,7 @@ def request_stop(file: Path, code: ExitCode, *, why: str, now: bool = False) -> 
     A file reaches every rank that shares the folder, however it was started. now: without a
     checkpoint, and a supervisor ends them by force.
     """
-    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-    request = {"code": int(code), "why": why, "now": now}
-    temporary.write_text(json.dumps(request) + "\n", "utf-8")
-    temporary.replace(file)
+    put_text(file, json.dumps({"code": int(code), "why": why, "now": now}) + "\n")
 
 
 def requested_stop(file: Path) -> ExitCode | None:

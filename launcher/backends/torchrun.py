@@ -21,6 +21,7 @@ from launcher.problems import Stop
 from launcher.processes import end_tree, killed_by, without_rank
 from launcher.reduce import Death
 from launcher.run_dir import Attempt, RunFolder
+from trainer.disk import put_text
 from trainer.exit_codes import ExitCode
 
 _EXIT = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
@@ -36,10 +37,7 @@ class Torchrun:
         """Write where the ranks meet, and start this machine's share."""
         host = self._host(plan)
         place = {"host": host, "port": self._port(host), "nodes": plan.nodes, "world": plan.world}
-        file = meeting_file(attempt)
-        temporary = file.with_suffix(".tmp")
-        temporary.write_text(json.dumps({**place, "grace_s": plan.grace_s}) + "\n", "utf-8")
-        temporary.replace(file)
+        put_text(meeting_file(attempt), json.dumps({**place, "grace_s": plan.grace_s}) + "\n")
         if plan.nodes > 1 and attempt.number == 1:
             others = "1" if plan.nodes == 2 else f"1 to {plan.nodes - 1}"
             self._say(

@@ -14,6 +14,7 @@ from launcher.run_config import RunConfig
 from launcher.run_dir import RunFolder, create, new_id
 from launcher.runs.view import RunView, view_of
 from launcher.sweep.objective import objective
+from trainer.disk import put_text
 from trainer.exit_codes import ExitCode
 
 
@@ -37,9 +38,8 @@ class Point:
     def exit_file(self) -> Path:
         return self.folder.path / "point.code"
 
-    def state(self) -> str:
+    def state(self, view: RunView) -> str:
         """In a few words: what it does or how it ended."""
-        view = self.view()
         if view.state == "new" and self.exit_file.is_file():
             return f"could not begin ({self.exit_file.read_text().strip()})"
         return view.state if view.state in ("done", "running", "new") else view.reason
@@ -74,11 +74,14 @@ class SweepFolder:
     def concurrency(self) -> int:
         return self._read()["concurrency"]
 
+    def measured(self) -> list[tuple[float | None, Point]]:
+        """All points with how good they are so far, in the order of their start."""
+        metric = self.metric
+        return [(objective(p.folder.path, metric), p) for p in self.points()]
+
     def ranked(self) -> list[tuple[float, Point]]:
         """The points that have been measured, best first."""
-        metric = self.metric
-        measured = [(objective(p.folder.path, metric), p) for p in self.points()]
-        found = [(value, point) for value, point in measured if value is not None]
+        found = [(value, point) for value, point in self.measured() if value is not None]
         return sorted(found, key=lambda pair: pair[0])
 
     def _read(self) -> dict[str, Any]:
@@ -108,9 +111,7 @@ class SweepFolder:
         every = [point["overrides"] for point in known["points"]]
         for point, label in zip(known["points"], labels(every), strict=True):
             point["label"] = label
-        temporary = self.file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
-        temporary.replace(self.file)
+        put_text(self.file, json.dumps(known, indent=1) + "\n")
         return self.points()[-len(configs) :]
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+from trainer.metrics import read_metrics
 
 LAST_STEPS = 10  # single steps are noisy; so many are averaged
 
@@ -17,7 +16,8 @@ def objective(run: Path, metric: str) -> float | None:
     """
     losses: list[float] = []
     evaluated = None
-    for record in _records(run / "metrics.jsonl"):
+    file = run / "metrics.jsonl"
+    for record in read_metrics(file) if file.exists() else []:
         if isinstance(record.get("loss"), float):
             losses.append(record["loss"])
         if isinstance(record.get("eval_loss"), float):
@@ -28,15 +28,3 @@ def objective(run: Path, metric: str) -> float | None:
         return None
     last = losses[-LAST_STEPS:]
     return sum(last) / len(last)
-
-
-def _records(file: Path) -> Iterator[dict[str, Any]]:
-    try:
-        lines = file.read_text("utf-8").splitlines()
-    except FileNotFoundError:
-        return
-    for line in lines:
-        try:
-            yield json.loads(line)
-        except ValueError:  # the last one, half written
-            return

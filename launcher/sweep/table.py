@@ -22,15 +22,17 @@ def table_of(sweep: SweepFolder) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("run", "state", "step", sweep.metric.replace("auto", "loss"), "point"):
         table.add_column(name, justify="right" if name not in ("run", "state", "point") else "left")
-    best = sweep.ranked()[:1]
-    for point in sweep.points():
-        view, value = point.view(), objective(point.folder.path, sweep.metric)
+    measured = sweep.measured()
+    best = min((value for value, _ in measured if value is not None), default=None)
+    for value, point in measured:
+        view = point.view()
         step = f"{view.last.get('step', 0)}/{view.total or '?'}"
         shown = "" if value is None else f"{value:.4f}"
-        marked = " *" if best and best[0][1].folder.path == point.folder.path else ""
+        if value is not None and value == best:
+            shown, best = f"{shown} *", None  # the first of equal ones
         # As Text: a list like [a.txt] would be taken for markup, and vanish.
         table.add_row(
-            point.folder.path.name, Text(point.state()), step, shown + marked, Text(point.label)
+            point.folder.path.name, Text(point.state(view)), step, shown, Text(point.label)
         )
     return table
 
@@ -70,7 +72,7 @@ class LiveTable:
             return
         value = objective(point.folder.path, self._sweep.metric)
         good = f", loss {value:.4f}" if value is not None else ""
-        how = "done" if code == ExitCode.DONE else f"{point.state()}, exit code {code}"
+        how = "done" if code == ExitCode.DONE else f"{point.state(point.view())}, exit code {code}"
         print(f"{point.label}: {how}{good}", flush=True)
 
 

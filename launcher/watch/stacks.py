@@ -13,6 +13,7 @@ from pathlib import Path
 
 from launcher.run_dir import Attempt
 from launcher.watch.beats import Beat
+from trainer.disk import put_text
 from trainer.heartbeat import DUMP, INTERVAL, drop_if_empty, stack_file
 
 NAME = "stacks.txt"
@@ -34,16 +35,12 @@ def gather(attempt: Attempt, beats: Mapping[int, Beat], *, seconds: float = WAIT
     """
     far = [beat.rank for beat in beats.values() if not _signalled(beat)]
     if far:
-        temporary = attempt.path / f"{DUMP}.tmp"
-        temporary.write_text(json.dumps(far), "utf-8")
-        temporary.replace(attempt.path / DUMP)
+        put_text(attempt.path / DUMP, json.dumps(far))
     files = {rank: stack_file(attempt.path, rank) for rank in beats}
     _wait([files[rank] for rank, beat in beats.items() if not state_of(beat)], seconds)
     target = attempt.path / NAME
     parts = [_part(beat, files[rank]) for rank, beat in sorted(beats.items())]
-    temporary = target.with_suffix(".tmp")
-    temporary.write_text("\n\n".join(parts) + "\n", "utf-8")
-    temporary.replace(target)
+    put_text(target, "\n\n".join(parts) + "\n")
     for file in (attempt.path / DUMP, *files.values()):
         file.unlink(missing_ok=True)
     return target

@@ -17,6 +17,7 @@ from launcher.backends.slurm.tools import SlurmError, is_listed, require_slurm, 
 from launcher.problems import Stop
 from launcher.run_config import RunConfig
 from launcher.run_dir import RunFolder
+from trainer.disk import put_text
 from trainer.exit_codes import ExitCode
 from trainer.outcome import Outcome
 
@@ -55,7 +56,7 @@ class Submission:
             "given": dict(self.given),
             "first_attempt": self.first_attempt,
         }
-        _written(_file(folder), json.dumps(known, indent=1) + "\n")
+        put_text(_file(folder), json.dumps(known, indent=1) + "\n")
 
 
 def run_script(config: RunConfig, folder: Path) -> str:
@@ -104,14 +105,14 @@ def queue(
         )
     Submission(sources, given, folder.last_attempt() + 1).write(folder)
     script = folder.path / "train.sbatch"
-    _written(script, run_script(config, folder.path))
+    put_text(script, run_script(config, folder.path))
     try:
         said = slurm("sbatch", "--parsable", str(script))
     except SlurmError as error:
         raise _refused(error) from error
     job = said.split()[0].partition(";")[0]
     known = {"time": time.time(), "backend": "slurm", "job": job}
-    _written(_submitted_file(folder), json.dumps(known) + "\n")
+    put_text(_submitted_file(folder), json.dumps(known) + "\n")
     say(follow_up(folder, job))
     return Outcome(ExitCode.DONE, "submitted", 0, f"Submitted as job {job}.")
 
@@ -153,9 +154,3 @@ def _file(folder: RunFolder) -> Path:
 
 def _submitted_file(folder: RunFolder) -> Path:
     return folder.path / "submitted.json"
-
-
-def _written(file: Path, text: str) -> None:
-    temporary = file.with_name(f"{file.name}.tmp")
-    temporary.write_text(text, "utf-8")
-    temporary.replace(file)
