@@ -1,6 +1,6 @@
 """Time the data's way from texts to batches, each part beside a plain baseline in the same run.
 
-    python benchmarks/data.py --json
+    python benchmarks/loading.py --json
 
 Prints, for the released tokenizer and the released Engram geometry (24 rows x 2 layers a token):
 
@@ -29,8 +29,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-# In our own folder, which comes first, `data` is this file.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ["RAYON_NUM_THREADS"] = "1"  # of the tokenizers library: one core
 os.environ["OMP_NUM_THREADS"] = "1"
 

@@ -1,4 +1,4 @@
-"""The data benchmark runs and reports every part beside its baseline."""
+"""The loading benchmark runs and reports every part beside its baseline."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 def test_every_part_has_figures_and_a_baseline(tmp_path):
     sizes = ["--megabytes", "0.1", "--documents", "3000", "--packs", "4", "--workers", "1"]
     ended = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "data.py"), "--json", *sizes],
+        [sys.executable, str(ROOT / "benchmarks" / "loading.py"), "--json", *sizes],
         cwd=tmp_path,
         capture_output=True,
         text=True,
