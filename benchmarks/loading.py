@@ -20,7 +20,6 @@ import argparse
 import json
 import os
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable
