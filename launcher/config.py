@@ -65,9 +65,9 @@ class ResilienceConfig:
 
     max_failures: attempts that crash, hang or lose a rank. max_preemptions: attempts that were told
     to end by the cluster. max_without_progress: failed attempts one after another that left no
-    checkpoint newer than the one before. grace_s: seconds between the request to end and the end by
-    force, the time that a checkpoint has. hang_s: seconds in which no rank finishes anything before
-    the attempt counts as hung; 0 = never.
+    checkpoint newer than the one before. grace_s: seconds between a SIGTERM (of the cluster, not
+    Ctrl-C or dsv41 stop) and the end by force, the time that a checkpoint has. hang_s: seconds in
+    which no rank finishes anything before the attempt counts as hung; 0 = never.
     """
 
     max_failures: int = 3

@@ -1,7 +1,8 @@
 """`dsv41 join RUN --node K`: this machine's share of a run that another one supervises.
 
 It starts an agent for each attempt that the first node begins, and ends with the run. Nothing is
-decided here: the runs' folder, which all nodes share, says what goes on.
+decided here: the runs' folder, which all nodes share, says what goes on. A SIGTERM leads to a
+checkpoint of all ranks, and to the end of this command; the run then waits for another node.
 """
 
 from __future__ import annotations
@@ -52,6 +53,12 @@ def _follow(folder: RunFolder, node: int) -> int:
         try:
             while agent.poll() is None and attempt.ending() is None:
                 time.sleep(LOOK_SECONDS)
+        except Terminated:
+            print("Told to end: after this step, with a checkpoint.", flush=True)
+            agent.tell()
+            while agent.poll() is None:
+                time.sleep(LOOK_SECONDS)
+            raise
         finally:
             agent.kill()
 

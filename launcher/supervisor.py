@@ -204,9 +204,11 @@ def _verdict(attempt: Attempt, outcome: Outcome, decision: Decision, saved: int)
 class StopRequests:
     """While entered, SIGINT and SIGTERM ask the attempt at hand to checkpoint and end.
 
-    The first one writes the attempt's stop file, and it ends by force once grace_s have passed
-    after a SIGTERM; a second signal ends it at once. in_job: inside a job of a batch system, which
-    repeats its SIGTERM for every process: only Ctrl-C counts as a second one.
+    The first one writes the attempt's stop file. A SIGTERM comes from a system that waits no longer
+    than grace_s: the ranks are told, and ended by force once these have passed; after Ctrl-C they
+    have all the time that a checkpoint takes. A second signal ends them at once. in_job: inside a
+    job of a batch system, which repeats its SIGTERM for every process: only Ctrl-C counts as a
+    second one.
     """
 
     grace_s: float
@@ -214,6 +216,7 @@ class StopRequests:
     asked: bool = False
     overdue: bool = False
     _code: ExitCode = ExitCode.AGAIN
+    _until: float | None = None
     _attempt: Attempt | None = None
     _timer: threading.Timer | None = None
     _woken: threading.Event = field(default_factory=threading.Event)
@@ -259,6 +262,7 @@ class StopRequests:
             return
         self.asked = True
         self._code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.AGAIN
+        self._until = time.time() + self.grace_s if number == signal.SIGTERM else None
         self._pass_on()
         if number == signal.SIGTERM:
             self._timer = threading.Timer(self.grace_s, self._force)
@@ -276,7 +280,7 @@ class StopRequests:
     def _pass_on(self) -> None:
         if self._attempt is not None:
             why = "interrupted" if self._code == ExitCode.INTERRUPTED else "told to end"
-            request_stop(self._attempt.stop_file, self._code, why=why)
+            request_stop(self._attempt.stop_file, self._code, why=why, until=self._until)
 
     def _force(self) -> None:
         self.overdue = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,8 @@ from trainer.ranks import Ranks
 from trainer.samples import say_samples
 from trainer.state import TrainState
 from trainer.tracking.views import Views
+
+UNLIMITED_S = 1e9  # stands for no limit where ranks compare whole numbers
 
 
 @dataclass
@@ -92,10 +95,12 @@ class Run:
     def time_to_save(self, seconds_left: float) -> bool:
         """Whether a checkpoint fits into the time that is left to this run; says so if not.
 
-        As long as none was written nobody knows, and it is tried: a save that is cut short leaves
-        the older ones whole.
+        seconds_left: to this rank; what counts is the rank that has least. As long as none was
+        written nobody knows how long it takes, and it is tried: a save that is cut short leaves the
+        older ones whole.
         """
-        needed, left = self.ranks.from_first((self.save_seconds, seconds_left))
+        needed = self.ranks.largest(math.ceil(1000 * self.save_seconds)) / 1000
+        left = -self.ranks.largest(-math.floor(1000 * min(seconds_left, UNLIMITED_S))) / 1000
         if needed <= left:
             return True
         self.progress.say(

@@ -16,7 +16,7 @@ from trainer.exit_codes import ExitCode
 
 STOP_FILE = "stop"  # in an attempt's folder
 LOOK_SECONDS = 0.5  # between two looks at it
-GRACE = "DSV41_GRACE_S"  # environment: seconds from a request to the end by force
+GRACE = "DSV41_GRACE_S"  # environment: seconds from a cluster's request to the end by force
 
 _EXIT_CODES = {
     signal.SIGINT: ExitCode.INTERRUPTED,
@@ -25,13 +25,17 @@ _EXIT_CODES = {
 }
 
 
-def request_stop(file: Path, code: ExitCode, *, why: str, now: bool = False) -> None:
+def request_stop(
+    file: Path, code: ExitCode, *, why: str, now: bool = False, until: float | None = None
+) -> None:
     """Ask the ranks of an attempt to checkpoint and end with `code`, 75 or 130, by its stop file.
 
     A file reaches every rank that shares the folder, however it was started. now: without a
-    checkpoint, and a supervisor ends them by force.
+    checkpoint, and a supervisor ends them by force. until: when they are ended by force, in seconds
+    since the epoch; None = never, the checkpoint may take its time.
     """
-    put_text(file, json.dumps({"code": int(code), "why": why, "now": now}) + "\n")
+    asked = {"code": int(code), "why": why, "now": now, "until": until}
+    put_text(file, json.dumps(asked) + "\n")
 
 
 def requested_stop(file: Path) -> ExitCode | None:
@@ -52,14 +56,24 @@ def wanted_now(file: Path) -> bool:
         return False
 
 
+def time_given(file: Path) -> float:
+    """Seconds until the end by force that a stop file announces; infinite if it announces none."""
+    try:
+        asked = json.loads(file.read_text("utf-8"))
+        return 0.0 if asked["now"] is True else float(asked["until"]) - time.time()
+    except (OSError, ValueError, KeyError, TypeError):
+        return math.inf
+
+
 class StopSignals:
     """While entered, the first SIGINT, SIGTERM or SIGUSR2 is only noted, so that a save can follow.
 
     A second signal takes its default action: the process leaves at once, unsaved; but where
-    somebody will end it by force (GRACE is set) only Ctrl-C does, since batch systems repeat the
-    others while a save is under way. Signals reach
-    the main thread alone; entered in another thread this notes nothing. notice: shown on standard
-    error at the first signal, since a step can take long. file: one that asks for the same.
+    somebody will end it by force (GRACE is set) only Ctrl-C does, since clusters repeat the others
+    while a save is under way. A person who presses Ctrl-C waits for the save, however long. Signals
+    reach the main thread alone; entered in another thread this notes nothing. notice: shown on
+    standard error at the first signal, since a step can take long. file: one that asks for the
+    same.
     """
 
     def __init__(self, *, notice: str = "", file: Path | None = None) -> None:
@@ -70,12 +84,12 @@ class StopSignals:
         self._looked = -LOOK_SECONDS
         self._grace = float(os.environ.get(GRACE, "inf"))
         self._forced = math.isfinite(self._grace)
-        self._since = math.inf
+        self._deadline = math.inf
 
     @property
     def seconds_left(self) -> float:
         """Until the end by force; without limit while nothing was asked, or when nobody forces."""
-        return self._since + self._grace - time.monotonic()
+        return self._deadline - time.monotonic()
 
     @property
     def exit_code(self) -> ExitCode | None:
@@ -84,9 +98,7 @@ class StopSignals:
         if self._noted is None and self._file is not None and now - self._looked >= LOOK_SECONDS:
             self._looked = now
             self._noted = requested_stop(self._file)
-            self._since = now if self._noted else math.inf
-            if self._noted and wanted_now(self._file):
-                self._grace = 0.0
+            self._deadline = min(self._deadline, now + time_given(self._file))
         return self._noted
 
     def __enter__(self) -> StopSignals:
@@ -105,9 +117,10 @@ class StopSignals:
             signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGINT:
+            self._deadline = min(self._deadline, time.monotonic() + self._grace)
         if self._noted is None:
             self._noted = _EXIT_CODES[signal.Signals(number)]
-            self._since = time.monotonic()
             if self._notice:
                 # Not print: the handler may have interrupted another write to the same stream.
                 os.write(2, f"{self._notice}\n".encode())

@@ -11,6 +11,7 @@ from typing import Protocol
 from launcher.reduce import Death
 from launcher.run_dir import Attempt, RunFolder
 from trainer import faults
+from trainer.signals import GRACE
 
 SUPERVISED = "DSV41_SUPERVISED"  # set for ranks that end with the process that started them
 
@@ -19,7 +20,7 @@ SUPERVISED = "DSV41_SUPERVISED"  # set for ranks that end with the process that 
 class Plan:
     """What to start: `world` ranks of the run in `folder`, an equal share on each node.
 
-    grace_s: how long ranks that were told to end have for it.
+    grace_s: how long ranks that the cluster told to end have for it.
     """
 
     folder: RunFolder
@@ -44,6 +45,7 @@ class Plan:
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
             "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
             SUPERVISED: "1",
+            GRACE: str(self.grace_s),
             **({faults.VARIABLE: asked} if (asked := os.environ.get(faults.VARIABLE)) else {}),
         }
 

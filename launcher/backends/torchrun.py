@@ -7,7 +7,9 @@ an attempt is the supervisor's to decide, and it would report every exit code as
 from __future__ import annotations
 
 import json
+import math
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +20,7 @@ from launcher.backends.protocol import Plan
 from launcher.config import TorchrunConfig
 from launcher.guard import as_parent
 from launcher.problems import Stop
-from launcher.processes import end_tree, killed_by, without_rank
+from launcher.processes import end_tree, killed_by, send, without_rank
 from launcher.reduce import Death
 from launcher.run_dir import Attempt, RunFolder
 from trainer.disk import put_text
@@ -88,6 +90,7 @@ class Agent:
             *(f"--nnodes={plan.nodes}", f"--nproc-per-node={plan.ranks_per_node}"),
             *(f"--node-rank={node}", f"--master-addr={host}", f"--master-port={port}"),
             *("--max-restarts=0", "--monitor-interval=0.2"),
+            f"--shutdown-timeout={math.ceil(plan.grace_s)}",  # after a SIGTERM to the agent
             *("-m", "launcher.worker", str(plan.folder.path), str(attempt.number)),
         ]
         with self._log.open("ab") as log:
@@ -110,6 +113,11 @@ class Agent:
         if code < 0:
             found.append(Death(None, f"The agent {killed_by(-code)}"))
         return found
+
+    def tell(self) -> None:
+        """As a cluster does that takes this node away: the ranks get a SIGTERM, and are killed if
+        they have not ended grace_s later."""
+        send([self._process.pid], signal.SIGTERM)
 
     def kill(self) -> None:
         end_tree(self._process.pid)

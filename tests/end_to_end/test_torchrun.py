@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.processes import alive, descendants
+from tests.end_to_end.conftest import installed
 from trainer.exit_codes import ExitCode
 
 MESH = ("launcher=torchrun", "parallel.dp_shard=2", "checkpoint.every=2")
@@ -94,6 +95,29 @@ def test_two_nodes_share_the_ranks(place) -> None:
         "outcome-00000.json",
         "outcome-00001.json",
     ]
+
+
+@pytest.mark.long
+def test_a_node_that_is_taken_away_leaves_a_checkpoint(place) -> None:
+    """Another machine takes its place: the same command there joins the next attempt."""
+    nodes = ("launcher.nodes=2", "launcher.torchrun.host=127.0.0.1", "checkpoint.every=0")
+    place.env["DSV41_FAULTS"] = "slow@forward,attempt=1,ms=300"
+    process = place.begin(*place.small, *MESH[:2], *nodes, "train.steps=40")
+    (run,) = place.wait_for(lambda: list(place.folder.glob("runs/*/*/attempts")), process)
+    words = [installed("dsv41"), "join", str(run.parent), "--node", "1"]
+    other = place.start(words)
+    place.wait_for(lambda: place.metrics() and place.metrics()[0].stat().st_size, process)
+    other.send_signal(signal.SIGTERM)
+    told, err = other.communicate(timeout=120)
+    assert other.returncode == ExitCode.AGAIN, told + err
+    assert "Told to end: after this step, with a checkpoint." in told
+    assert place.saved()
+
+    place.wait_for((run / "002" / "rendezvous.json").is_file, process)
+    other = place.start(words)
+    out, err = process.communicate(timeout=240)
+    assert (process.returncode, other.wait(60)) == (0, 0), out + err
+    assert "Attempt 1 ended (stopped): Stopped after step" in out and "(preemption 1)" in out
 
 
 def test_a_host_that_does_not_resolve_is_an_error(place) -> None:

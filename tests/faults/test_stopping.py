@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -54,6 +55,26 @@ def test_a_rank_told_to_end_by_its_cluster_takes_the_others_along(rehearsal: Reh
     ended = running.end()
     ended.said("Attempt 1 ended (stopped): Stopped after step ", "(preemption 1)")
     ended.is_like_the_uninterrupted_one()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "last"), [(signal.SIGTERM, 3), (signal.SIGINT, 5)])
+def test_a_sigterm_leaves_no_time_for_a_slow_save(
+    rehearsal: Rehearsal, number: signal.Signals, last: int
+) -> None:
+    """Whoever sends a SIGTERM to the command waits for grace_s; a person waits for the save."""
+    slow = "slow@save.tensors,attempt=1,step=3,ms=20000;slow@forward,attempt=1,step=5,ms=3000"
+    limits = replace(rehearsal.config.resilience, grace_s=19.0)
+    running = rehearsal.start(slow, resilience=limits)
+    comes_to(running, "forward", 5)
+    running.process.send_signal(number)
+    ended = running.end()
+    assert ended.code == (ExitCode.AGAIN if last == 3 else ExitCode.INTERRUPTED), ended.text
+    assert ("step 5: not saved, since a checkpoint takes" in ended.text) == (last == 3)
+    names = [path.name for path in (ended.run.path / "checkpoints").glob("step_*")]
+    assert max(names) == f"step_{last:08d}"
+    again = rehearsal.run(id=ended.run.path.name, resilience=limits)
+    again.is_like_the_uninterrupted_one()
 
 
 @pytest.mark.long

@@ -21,7 +21,6 @@ from launcher.reduce import Death
 from launcher.run_dir import Attempt
 from trainer.exit_codes import ExitCode
 from trainer.outcome import Outcome
-from trainer.signals import GRACE
 
 KILL_SECONDS = 20.0  # that Slurm has to end a step
 PORTS = range(15000, 32000)  # below those that systems hand out by themselves
@@ -61,7 +60,6 @@ class SlurmSteps:
         environment = {
             **without_rank(),
             **plan.environment(),
-            GRACE: str(plan.grace_s),
             "MASTER_ADDR": address,
             "MASTER_PORT": str(port),
         }

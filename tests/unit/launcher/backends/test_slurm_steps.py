@@ -119,19 +119,6 @@ def test_a_task_of_srun_knows_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _place() == (0, 2)
 
 
-def test_the_signals_of_a_batch_system_may_come_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
-    from trainer.signals import GRACE, StopSignals
-
-    monkeypatch.setenv(GRACE, "30")
-    with StopSignals() as stop:
-        os.kill(os.getpid(), signal.SIGUSR2)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.exit_code == ExitCode.AGAIN
-        assert 0 < stop.seconds_left <= 30
-
-
 def test_a_supervisor_in_a_job_hears_a_repeated_sigterm_once() -> None:
     import os
 

@@ -87,6 +87,7 @@ def test_it_asks_waits_and_reports(shelf: Shelf, call: Call, holding: Holding) -
         "code": ExitCode.INTERRUPTED,
         "why": "dsv41 stop",
         "now": False,
+        "until": None,  # a person may wait for the checkpoint
     }
 
 
