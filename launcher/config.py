@@ -113,15 +113,16 @@ class ClusterConfig:
 
 @dataclass(frozen=True)
 class SweepConfig:
-    """How `-m` runs its points: `concurrency` of them at the same time.
+    """How `-m` runs its points: `concurrency` of them at the same time. None = one after another;
+    on Slurm as many as there is room for.
 
     metric: what is compared, the lowest is the best. auto = eval_loss where points evaluate.
     """
 
-    concurrency: int = 1
+    concurrency: int | None = None
     metric: Literal["auto", "eval_loss", "loss"] = "auto"
 
     def problems(self) -> list[str]:
-        if self.concurrency >= 1:
+        if self.concurrency is None or self.concurrency >= 1:
             return []
-        return [f"sweep.concurrency={self.concurrency} must be 1 or more"]
+        return [f"sweep.concurrency={self.concurrency} must be 1 or more, or null"]

@@ -23,6 +23,7 @@ from launcher.compose import config_flags
 from launcher.messages import labels
 from launcher.problems import ConfigProblems
 from launcher.run_config import RunConfig
+from launcher.sweep import array
 from launcher.sweep.folder import Point as SweepPoint
 from launcher.sweep.folder import SweepFolder, new_sweep
 from launcher.sweep.objective import objective
@@ -62,17 +63,28 @@ class PointLauncher(Launcher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        """Run the points. Under our own sweeper the command ends here, with the exit code of the
-        sweep; any other (hydra/sweeper=optuna) gets the objective of each point and may ask for
-        more, which join the same sweep."""
+        """Run the points, or put them into Slurm's queue. Under our own sweeper the command ends
+        here, with the exit code of the sweep; any other (hydra/sweeper=optuna) gets the objective
+        of each point, so its points are waited for on Slurm too, and may ask for more, which join
+        the same sweep."""
         assert self._config is not None
         points = self._validated(job_overrides)
         configs = [point.config for point in points]
+        if any(config.launcher.slurm.dry_run for config in configs):
+            print(array.preview(configs), flush=True)
+            sys.exit(ExitCode.DONE)
         self._sweep = self._sweep or new_sweep(configs[0])
-        added = self._sweep.add(configs, job_overrides, config_flags(self._config.hydra))
-        code = run_points(self._sweep, added)
-        chosen = self._config.hydra.sweeper.get("_target_", "")
-        if chosen.startswith(PLUGIN_MODULE) or code in (ExitCode.INTERRUPTED, ExitCode.AGAIN):
+        flags = config_flags(self._config.hydra)
+        asks_again = not self._config.hydra.sweeper.get("_target_", "").startswith(PLUGIN_MODULE)
+        if configs[0].launcher.kind == "slurm":
+            added = array.enqueue_new(self._sweep, configs, job_overrides, flags=flags, say=_say)
+            code = ExitCode.DONE
+            if asks_again:
+                array.wait(self._sweep, added)
+        else:
+            added = self._sweep.add(configs, job_overrides, flags)
+            code = run_points(self._sweep, added)
+        if not asks_again or code in (ExitCode.INTERRUPTED, ExitCode.AGAIN):
             # Past Hydra by SystemExit: its own way back carries no exit code.
             sys.exit(code)
         return [_returned(self._sweep, point) for point in added]
@@ -94,6 +106,8 @@ class PointLauncher(Launcher):
             if config is not None:
                 points.append(Point(tuple(overrides), config))
         found.update(given_ids(points))
+        every = labels(job_overrides)
+        found.update(dict.fromkeys(array.mixed([p.config for p in points]), every))
         if found:
             raise ConfigProblems([_with_points(p, who, job_overrides) for p, who in found.items()])
         return points
@@ -107,6 +121,10 @@ def _returned(sweep: SweepFolder, point: SweepPoint) -> JobReturn:
         status=JobStatus.COMPLETED,
         _return_value=math.inf if value is None else value,
     )
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
 
 
 def _with_points(problem: str, who: Sequence[str], points: Sequence[object]) -> str:

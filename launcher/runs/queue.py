@@ -13,7 +13,8 @@ _answer: tuple[float, frozenset[str] | None] = (-KEEP_S, None)
 
 
 def is_listed(job: str) -> bool | None:
-    """Whether this user's job waits or runs; None when that cannot be found out from here."""
+    """Whether this user's job, or task ARRAY_TASK of one, waits or runs; None when that cannot be
+    found out from here."""
     global _answer
     if time.monotonic() - _answer[0] >= KEEP_S:
         _answer = (time.monotonic(), _jobs())
@@ -21,7 +22,7 @@ def is_listed(job: str) -> bool | None:
 
 
 def _jobs() -> frozenset[str] | None:
-    words = ["squeue", "--noheader", "--array", "--format=%A %F", f"--user={getpass.getuser()}"]
+    words = ["squeue", "--noheader", "--array", "--format=%A %F %i", f"--user={getpass.getuser()}"]
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, timeout=PATIENCE_S, check=False

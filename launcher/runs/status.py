@@ -193,7 +193,7 @@ def next_steps(view: RunView) -> dict[str, str]:
     if view.state == "running":
         return {"follow": f"{logs} -f", "stop": f"dsv41 stop {where}"}
     if view.state == "waiting":
-        return {"follow": f"{logs} -f"}
+        return {"follow": f"{logs} -f", "stop": f"dsv41 stop {where}"}
     if view.state == "done":
         return {
             "plot": f"dsv41 plot {where}",

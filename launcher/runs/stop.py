@@ -14,12 +14,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.backends.slurm.tools import SlurmError, slurm
 from launcher.problems import Stop
 from launcher.run_dir import RunFolder
 from launcher.runs.listing import state_text
 from launcher.runs.names import add_run, label, named
 from launcher.runs.text import as_typed
-from launcher.runs.view import RunView, is_worked_on, view_of
+from launcher.runs.view import RunView, is_worked_on, read_json, view_of
+from trainer.disk import put_text
 from trainer.exit_codes import ExitCode
 from trainer.signals import request_stop
 
@@ -31,7 +33,8 @@ AGAIN_S = 0.2  # between two signals of --now
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Asks a run to finish its step, save a checkpoint and end, and waits until it has. Works "
-        "from every machine that sees the run's folder. dsv41 resume goes on later."
+        "from every machine that sees the run's folder. A run that waits in Slurm's queue is taken "
+        "out of it. dsv41 resume goes on later."
     )
     add_run(parser)
     parser.add_argument(
@@ -46,13 +49,11 @@ def run(args: argparse.Namespace) -> int:
         folder = named(args.run, args.runs_dir)
         view = view_of(folder)
         if view.state == "waiting":
-            raise Stop(
-                ExitCode.USAGE,
-                f"{view.label} is {state_text(view)}; take it out of the queue there",
-            )
-        if not view.active:
+            stopped = dequeue(view)
+        elif not view.active:
             raise Stop(ExitCode.USAGE, f"{view.label} is not running ({state_text(view)})")
-        stopped = stop(folder, now=args.now, quiet=args.json)
+        else:
+            stopped = stop(folder, now=args.now, quiet=args.json)
     except Stop as failure:
         print(f"dsv41 stop: {failure.message}", file=sys.stderr)
         return failure.code
@@ -63,6 +64,24 @@ def run(args: argparse.Namespace) -> int:
         if stopped.state != "done":
             print(f"Resume  dsv41 resume {as_typed(folder.path)}")
     return ExitCode.DONE
+
+
+def dequeue(view: RunView) -> RunView:
+    """Take a run's job, which has not begun or is to come back, out of the queue. Stop 78 with
+    Slurm's words when it does not let us."""
+    file = view.folder.path / "submitted.json"
+    known = read_json(file)
+    job = str(known["job"])
+    try:
+        slurm("scancel", job)
+    except SlurmError as error:
+        raise Stop(
+            ExitCode.CONFIG,
+            f"{view.label} is {state_text(view)}, which does not let go of it: {error}\n"
+            f"Try on a login node of the cluster: scancel {job}",
+        ) from error
+    put_text(file, json.dumps({**known, "cancelled": True}) + "\n")
+    return view_of(view.folder)
 
 
 def stop(folder: RunFolder, *, now: bool, quiet: bool) -> RunView:

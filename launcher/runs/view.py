@@ -225,8 +225,12 @@ def _queued(job: dict[str, Any], attempts: list[AttemptView]) -> tuple[State, st
     """The state of a run whose job has not begun, or is to come back; None if it is neither."""
     if not job:
         return None
-    name, known = f"{job.get('backend')} job {job.get('job')}", is_listed(str(job.get("job")))
-    if all((a.started or 0) < job.get("time", 0) for a in attempts):
+    name, begun = f"{job.get('backend')} job {job.get('job')}", job.get("time", 0)
+    never = all((a.started or 0) < begun for a in attempts)
+    if job.get("cancelled"):
+        return ("stopped", "taken out of the queue") if never else None
+    known = is_listed(str(job.get("job")))
+    if never:
         return ("failed", f"{name} left the queue") if known is False else ("waiting", name)
     settled = attempts[-1].next in (Next.DONE.value, Next.STOP.value)
     return ("waiting", name) if known and not settled else None

@@ -8,6 +8,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from launcher import freeze
 from launcher.failures import Terminated, terminable
 from launcher.problems import Stop
 from launcher.sweep.folder import SweepFolder, existing_sweep
@@ -43,23 +44,43 @@ def _status(sweep: SweepFolder, args: argparse.Namespace) -> int:
         found = []
         for point in sweep.points():
             value = objective(point.folder.path, sweep.metric)
-            view = point.view().to_dict()
-            found.append({"point": point.label, "objective": value, **view})
+            view = point.view()
+            outcome = view.attempts[-1].outcome if view.attempts else None
+            ended = {
+                "exit_code": None if outcome is None else int(outcome.code),
+                "message": "" if outcome is None else outcome.message,
+            }
+            told = {"point": point.label, "objective": value, **view.to_dict()}
+            found.append({**told, **ended})
         print(json.dumps(found, indent=1))
-    else:
-        from launcher.sweep.table import print_table
+        return ExitCode.DONE
+    from launcher.sweep.running import draw_sweep
+    from launcher.sweep.table import print_table
 
-        print_table(sweep)
+    print_table(sweep)
+    for point in sweep.points():
+        view = point.view()
+        outcome = view.attempts[-1].outcome if view.attempts else None
+        if view.state == "failed" and outcome is not None and outcome.message:
+            print(f"\n{point.label}:\n  {outcome.message.splitlines()[0]}")
+            print(f"  Look    dsv41 status {shlex.quote(str(point.folder.path))}")
+    if (picture := draw_sweep(sweep)) is not None:
+        print(f"\nPlot    {picture}")
     return ExitCode.DONE
 
 
 def _retry(sweep: SweepFolder, args: argparse.Namespace) -> int:
+    left = [p for p in sweep.points() if not p.folder.finished() and not p.view().active]
+    if not left:
+        print("All points are done, at work, or in the queue.")
+        return ExitCode.DONE
+    if freeze.load(left[0].folder.config_file).launcher.kind == "slurm":
+        from launcher.sweep.array import enqueue_again
+
+        enqueue_again(sweep, left, say=print)
+        return ExitCode.DONE
     from launcher.sweep.running import run_points
 
-    left = [p for p in sweep.points() if not p.folder.finished() and not p.folder.is_held()]
-    if not left:
-        print("All points are done, or at work.")
-        return ExitCode.DONE
     return run_points(sweep, left)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,13 @@ from typing import Any
 from launcher.messages import labels
 from launcher.problems import Stop
 from launcher.run_config import RunConfig
-from launcher.run_dir import RunFolder, create, new_id
+from launcher.run_dir import NewRun, RunFolder, create, new_id
 from launcher.runs.view import RunView, view_of
 from launcher.sweep.objective import objective
 from trainer.disk import put_text
 from trainer.exit_codes import ExitCode
+
+DIGITS = 3  # at least, of a point's number, which is its run's id
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,10 @@ class Point:
     label: str
     overrides: tuple[str, ...]
     folder: RunFolder
+
+    @property
+    def number(self) -> int:
+        return int(self.folder.path.name)
 
     def view(self) -> RunView:
         return view_of(self.folder)
@@ -41,8 +47,13 @@ class Point:
     def state(self, view: RunView) -> str:
         """In a few words: what it does or how it ended."""
         if view.state == "new" and self.exit_file.is_file():
-            return f"could not begin ({self.exit_file.read_text().strip()})"
-        return view.state if view.state in ("done", "running", "new") else view.reason
+            return f"could not begin (exit code {self.exit_file.read_text().strip()})"
+        if view.state in ("done", "running", "new"):
+            return view.state
+        if view.state == "waiting":
+            return f"waiting ({view.reason})"
+        outcome = view.attempts[-1].outcome if view.attempts else None
+        return view.reason if outcome is None else f"{view.reason} (exit code {int(outcome.code)})"
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,15 @@ class SweepFolder:
     def picture(self) -> Path:
         return self.path / "sweep.png"
 
+    @property
+    def script(self) -> Path:
+        """What sbatch was given last, where the points are Slurm's."""
+        return self.path / "sweep.sbatch"
+
+    def size(self) -> int:
+        """How many points there are."""
+        return len(self._read()["points"]) if self.file.is_file() else 0
+
     def points(self) -> list[Point]:
         """All points, in the order of their start."""
         return [
@@ -71,7 +91,7 @@ class SweepFolder:
         return self._read()["metric"]
 
     @property
-    def concurrency(self) -> int:
+    def concurrency(self) -> int | None:
         return self._read()["concurrency"]
 
     def measured(self) -> list[tuple[float | None, Point]]:
@@ -88,31 +108,54 @@ class SweepFolder:
         return json.loads(self.file.read_text("utf-8"))
 
     def add(
-        self, configs: Sequence[RunConfig], overrides: Sequence[Sequence[str]], flags: Sequence[str]
+        self,
+        configs: Sequence[RunConfig],
+        overrides: Sequence[Sequence[str]],
+        flags: Sequence[str],
+        *,
+        begin: Callable[[list[Point]], None] = lambda points: None,
     ) -> list[Point]:
-        """Make the runs of further points and note them. Stop 73 if they cannot be made."""
-        known = self._read() if self.file.is_file() else _empty(configs[0])
-        for number, (config, words) in enumerate(
-            zip(configs, overrides, strict=True), start=len(known["points"])
-        ):
-            wandb = config.logging.wandb
-            logging = replace(
-                config.logging, wandb=replace(wandb, group=wandb.group or self.path.name)
-            )
-            own = replace(
-                config,
-                runs_dir=str(self.path.parent),
-                name=self.path.name,
-                id=f"{number:03d}",
-                logging=logging,
-            )
-            create(own, overrides=words, flags=flags)
-            known["points"].append({"run": own.id, "overrides": list(words), "label": ""})
-        every = [point["overrides"] for point in known["points"]]
-        for point, label in zip(known["points"], labels(every), strict=True):
-            point["label"] = label
-        put_text(self.file, json.dumps(known, indent=1) + "\n")
-        return self.points()[-len(configs) :]
+        """Make the runs of further points, note them, and `begin` them. When any of it fails,
+        nothing is left of them. Stop 73 if they cannot be made."""
+        before = self.file.read_text("utf-8") if self.file.is_file() else None
+        known = json.loads(before) if before is not None else _empty(configs[0])
+        made: list[NewRun] = []
+        try:
+            for config, words in zip(configs, overrides, strict=True):
+                own = self._own(config, number=len(known["points"]))
+                made.append(create(own, overrides=words, flags=flags))
+                known["points"].append({"run": own.id, "overrides": list(words), "label": ""})
+            every = [point["overrides"] for point in known["points"]]
+            for point, label in zip(known["points"], labels(every), strict=True):
+                point["label"] = label
+            put_text(self.file, json.dumps(known, indent=1) + "\n")
+            points = self.points()[-len(configs) :]
+            begin(points)
+        except BaseException:
+            self._take_back(made, before)
+            raise
+        return points
+
+    def _own(self, config: RunConfig, *, number: int) -> RunConfig:
+        """The configuration of a point: its place, and its group in Weights & Biases."""
+        wandb = config.logging.wandb
+        wandb = replace(wandb, group=wandb.group or self.path.name)
+        return replace(
+            config,
+            runs_dir=str(self.path.parent),
+            name=self.path.name,
+            id=f"{number:0{DIGITS}d}",
+            logging=replace(config.logging, wandb=wandb),
+        )
+
+    def _take_back(self, made: Sequence[NewRun], before: str | None) -> None:
+        if before is not None:
+            put_text(self.file, before)
+        else:
+            for file in (self.file, self.script):
+                file.unlink(missing_ok=True)
+        for run in reversed(made):  # the first one made the folders that all lie in
+            run.discard()
 
 
 def new_sweep(config: RunConfig) -> SweepFolder:

@@ -19,7 +19,7 @@ def run_points(sweep: SweepFolder, points: Sequence[Point]) -> int:
     """Run them; the exit code: that of the last one that failed, or 0."""
     print(f"Sweep   {sweep.path}", flush=True)
     with LiveTable(sweep, total=len(points)) as shown:
-        pool = Pool(points, sweep.concurrency, changed=shown.changed)
+        pool = Pool(points, sweep.concurrency or 1, changed=shown.changed)
         codes = pool.run()
     failed = [p for p in points if codes.get(p.folder.path) != ExitCode.DONE]
     if not sys.stdout.isatty():

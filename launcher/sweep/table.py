@@ -10,9 +10,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from launcher.runs.view import RunView
 from launcher.sweep.folder import Point, SweepFolder
 from launcher.sweep.objective import objective
-from trainer.exit_codes import ExitCode
 
 REFRESH_SECONDS = 1.0
 
@@ -69,11 +69,16 @@ class LiveTable:
         if code is None:
             self._begun += 1
             print(f"Point {self._begun} of {self._total}: {point.label}", flush=True)
+        else:
+            self.ended(point, point.view())
+
+    def ended(self, point: Point, view: RunView) -> None:
+        """Say how a point ended."""
+        if self._live is not None:
             return
         value = objective(point.folder.path, self._sweep.metric)
         good = f", loss {value:.4f}" if value is not None else ""
-        how = "done" if code == ExitCode.DONE else f"{point.state(point.view())}, exit code {code}"
-        print(f"{point.label}: {how}{good}", flush=True)
+        print(f"{point.label}: {point.state(view)}{good}", flush=True)
 
 
 def print_table(sweep: SweepFolder) -> None:

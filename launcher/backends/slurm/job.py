@@ -1,6 +1,7 @@
 """The batch step of a job: the supervisor of a run.
 
-Usage: python -P -m launcher.backends.slurm.job RUN_DIR, with PYTHONPATH on the run's code.
+Usage: python -P -m launcher.backends.slurm.job RUN_DIR JOB, with PYTHONPATH on the run's code.
+JOB is how Slurm's commands name the job, or this task of it: 12, or 12_3.
 """
 
 from __future__ import annotations
@@ -24,24 +25,25 @@ from launcher.run_dir import RunFolder
 from launcher.supervisor import supervise
 from trainer.exit_codes import ExitCode
 
-USAGE = "usage: python -P -m launcher.backends.slurm.job RUN_DIR    (inside a Slurm job)"
+USAGE = "usage: python -P -m launcher.backends.slurm.job RUN_DIR JOB    (inside a Slurm job)"
 HELD_S = 90.0  # that whoever worked on the run may need to leave it
 
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    job, nodes = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_JOB_NODELIST")
-    if len(argv) != 1 or job is None or nodes is None:
+    number, nodes = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_JOB_NODELIST")
+    if len(argv) != 2 or number is None or nodes is None:
         print(USAGE, file=sys.stderr)
         return ExitCode.USAGE
+    folder, job = RunFolder(Path(argv[0]).absolute()), argv[1]
     try:
-        return _work(RunFolder(Path(argv[0]).absolute()), job=job, nodes=nodes)
+        return _work(folder, job=job, number=int(number), nodes=nodes)
     except Stop as stop:
         print(f"dsv41-train: {stop.message}", file=sys.stderr, flush=True)
         return stop.code
 
 
-def _work(folder: RunFolder, *, job: str, nodes: str) -> int:
+def _work(folder: RunFolder, *, job: str, number: int, nodes: str) -> int:
     if found := own_packages.strangers(folder.code):
         raise Stop(ExitCode.BUG, f"This job must run {folder.code}, not {', '.join(found)}")
     submission = Submission.of(folder)
@@ -54,7 +56,7 @@ def _work(folder: RunFolder, *, job: str, nodes: str) -> int:
             submission.sources,
             given=submission.given,
             say=_say,
-            backend=SlurmSteps(config.launcher.slurm, job=job, nodes=nodes),
+            backend=SlurmSteps(config.launcher.slurm, job=job, number=number, nodes=nodes),
             job=place,
             earlier=attempts_since(folder, submission.first_attempt),
         )

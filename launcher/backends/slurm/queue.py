@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from data.cache.prepare import PreparedSource
-from launcher.backends.slurm.script import batch_script
+from launcher.backends.slurm.script import run_script
 from launcher.backends.slurm.tools import SlurmError, is_listed, require_slurm, slurm
 from launcher.problems import Stop
 from launcher.run_config import RunConfig
@@ -59,16 +58,6 @@ class Submission:
         put_text(_file(folder), json.dumps(known, indent=1) + "\n")
 
 
-def run_script(config: RunConfig, folder: Path) -> str:
-    """The batch script of the run that lies, or will lie, in `folder`."""
-    return batch_script(
-        config,
-        code=folder / "code",
-        log=Path(str(folder).replace("%", "%%")) / "slurm-%j.log",
-        command=[sys.executable, "-P", "-m", "launcher.backends.slurm.job", str(folder)],
-    )
-
-
 def preview(config: RunConfig) -> str:
     """The batch script that a run of `config` would get; ID stands for one that is yet to be
     made."""
@@ -78,9 +67,14 @@ def preview(config: RunConfig) -> str:
 def check(config: RunConfig) -> None:
     """Ask Slurm, before data are prepared and a run is made, whether it would take such a job.
     Stop 78 with its words when it never would."""
+    check_script(preview(config))
+
+
+def check_script(script: str) -> None:
+    """The same for the job of a batch script."""
     require_slurm()
     try:
-        slurm("sbatch", "--test-only", text=preview(config))
+        slurm("sbatch", "--test-only", text=script)
     except SlurmError as error:
         if not any(word in str(error).lower() for word in _MAY_WAIT):
             raise _refused(error) from error
@@ -96,6 +90,18 @@ def queue(
 ) -> Outcome:
     """Submit the run and return at once. Stop 78 with Slurm's words when it refuses the job, or
     when an earlier job of the run still waits or runs."""
+    refuse_second(folder)
+    Submission(sources, given, folder.last_attempt() + 1).write(folder)
+    script = folder.path / "train.sbatch"
+    put_text(script, run_script(config, folder.path))
+    job = sbatch(script)
+    note(folder, job)
+    say(follow_up(folder, job))
+    return Outcome(ExitCode.DONE, "submitted", 0, f"Submitted as job {job}.")
+
+
+def refuse_second(folder: RunFolder) -> None:
+    """Stop 78 when an earlier job of the run still waits or runs."""
     last = _submitted(folder).get("job")
     if last is not None and is_listed(last):
         raise Stop(
@@ -103,18 +109,21 @@ def queue(
             f"Job {last} of {folder.path} still waits or runs.\n"
             f"Look with: squeue --jobs={last}; end it with: scancel {last}",
         )
-    Submission(sources, given, folder.last_attempt() + 1).write(folder)
-    script = folder.path / "train.sbatch"
-    put_text(script, run_script(config, folder.path))
+
+
+def sbatch(script: Path) -> str:
+    """Submit a batch script: the number of the job. Stop 78 with Slurm's words if it refuses."""
     try:
         said = slurm("sbatch", "--parsable", str(script))
     except SlurmError as error:
         raise _refused(error) from error
-    job = said.split()[0].partition(";")[0]
+    return said.split()[0].partition(";")[0]
+
+
+def note(folder: RunFolder, job: str) -> None:
+    """Keep with the run which job it waits for."""
     known = {"time": time.time(), "backend": "slurm", "job": job}
     put_text(_submitted_file(folder), json.dumps(known) + "\n")
-    say(follow_up(folder, job))
-    return Outcome(ExitCode.DONE, "submitted", 0, f"Submitted as job {job}.")
 
 
 def follow_up(folder: RunFolder, job: str) -> str:

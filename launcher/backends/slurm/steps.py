@@ -45,17 +45,20 @@ class Signalled(Death):
 
 
 class SlurmSteps:
-    """The backend inside the job `job`, whose nodes are `nodes`."""
+    """The backend inside the job `job`, whose nodes are `nodes`.
 
-    def __init__(self, config: SlurmConfig, *, job: str, nodes: str) -> None:
-        self._config, self._job, self._nodes = config, job, nodes
+    number: the job's own, also where `job` names a task of an array, ARRAY_TASK.
+    """
+
+    def __init__(self, config: SlurmConfig, *, job: str, number: int, nodes: str) -> None:
+        self._config, self._job, self._number, self._nodes = config, job, number, nodes
 
     def start(self, attempt: Attempt, plan: Plan) -> Step:
         """Start a task for each rank. They meet on the job's first node, at a port that belongs to
         the job and the attempt, so that neither two jobs nor two attempts meet. Stop 78 where its
         address does not resolve."""
         address = self._address()
-        port = meeting_port(self._job, attempt.number)
+        port = meeting_port(self._number, attempt.number)
         attempt.event("meeting place", address=address, port=port)
         environment = {
             **without_rank(),
@@ -157,9 +160,9 @@ def step_name(attempt: Attempt) -> str:
     return f"attempt-{attempt.number:03d}"
 
 
-def meeting_port(job: str, attempt: int) -> int:
+def meeting_port(job: int, attempt: int) -> int:
     """Different for the attempts of a job, and for the jobs that may run beside it."""
-    return PORTS[(64 * int(job) + attempt) % len(PORTS)]
+    return PORTS[(64 * job + attempt) % len(PORTS)]
 
 
 def deaths(log: str, code: int) -> list[Death]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +12,14 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext, RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 
 from launcher import freeze, hydra_launcher
 from launcher.hydra_launcher import Point, given_ids
 from launcher.messages import labels
 from launcher.problems import ConfigProblems
 from launcher.run_config import RunConfig
+from launcher.sweep import array
 from launcher.sweep.folder import Point as SweepPoint
 from launcher.sweep.folder import SweepFolder
 from trainer.exit_codes import ExitCode
@@ -101,3 +104,62 @@ def test_an_id_of_ones_own_is_refused(tiny: RunConfig) -> None:
     points = [Point(("a=1",), replace(tiny, id="x")), Point(("a=2",), tiny)]
     assert given_ids(points) == {"id=x: a sweep numbers its runs itself; leave id out": ["a=1"]}
     assert given_ids(points[1:]) == {}
+
+
+def test_on_slurm_the_command_ends_once_the_points_are_queued(sweep, monkeypatch, capsys) -> None:
+    seen: list[tuple[str, list[int]]] = []
+
+    def enqueue(folder, configs, overrides, *, flags, say) -> list[SweepPoint]:
+        seen.append((folder.path.name, [config.seed for config in configs]))
+        return []
+
+    monkeypatch.setattr(array, "enqueue_new", enqueue)
+    code, started = sweep(ExitCode.BUG, "+experiment=tiny", "launcher=slurm", "seed=1,2")
+    assert (code, started) == (0, [])
+    ((name, seeds),) = seen
+    assert (name[:11], seeds) == ("tiny-sweep-", [1, 2])
+
+
+def test_a_dry_run_of_a_sweep_on_slurm_prints_one_script(sweep, tmp_path: Path, capsys) -> None:
+    words = ("launcher=slurm", "launcher.slurm.dry_run=true", "sweep.concurrency=2")
+    assert sweep(ExitCode.BUG, "+experiment=tiny", "seed=1,2,3", *words) == (0, [])
+    script = capsys.readouterr().out
+    assert "\n#SBATCH --array=0-2%2\n" in script
+    assert f"\nrun={tmp_path}/tiny-sweep-ID/$(printf" in script
+    assert not list(tmp_path.iterdir())
+
+
+def test_points_that_need_other_machines_are_among_the_mistakes(sweep) -> None:
+    words = ("launcher=slurm", "launcher.slurm.partition=a,b")
+    with pytest.raises(ConfigProblems, match=r"settings differ: launcher.slurm.partition. Start"):
+        sweep(ExitCode.DONE, "+experiment=tiny", *words)
+
+
+def test_another_sweeper_waits_for_slurm_and_gets_what_each_point_reached(
+    composed: Composed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def enqueue(folder, configs, overrides, *, flags, say) -> list[SweepPoint]:
+        return folder.add(configs, overrides, flags)
+
+    def wait(folder: SweepFolder, points: Sequence[SweepPoint]) -> None:
+        for loss in (3.0, 2.0):
+            with (points[0].folder.path / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps({"step": 1, "loss": loss}) + "\n")
+
+    monkeypatch.setattr(array, "enqueue_new", enqueue)
+    monkeypatch.setattr(array, "wait", wait)
+    hydra = GlobalHydra.instance().hydra
+    assert hydra is not None
+    words = ["+experiment=tiny", "launcher=slurm", f"runs_dir={tmp_path}"]
+    cfg = hydra.compose_config("config", words, run_mode=RunMode.MULTIRUN)
+    with open_dict(cfg):
+        cfg.hydra.sweeper._target_ = "hydra_plugins.some_other.Sweeper"
+    context = HydraContext(config_loader=hydra.config_loader, callbacks=None)  # pyright: ignore
+    launcher = Plugins.instance().instantiate_launcher(
+        hydra_context=context, task_function=lambda cfg: None, config=cfg
+    )
+    first = launcher.launch([[*words, "seed=1"], [*words, "seed=2"]], initial_job_idx=0)
+    assert [job.return_value for job in first] == [2.5, math.inf]
+    launcher.launch([[*words, "seed=3"]], initial_job_idx=2)
+    (folder,) = tmp_path.iterdir()
+    assert SweepFolder(folder).size() == 3

@@ -93,7 +93,7 @@ def test_a_first_node_without_an_address(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(steps, "first_node_address", lambda nodes: "no-such-host.invalid")
     folder = RunFolder(tmp_path)
     attempt = folder.new_attempt()
-    backend = SlurmSteps(SlurmConfig(), job="7", nodes="n[1-2]")
+    backend = SlurmSteps(SlurmConfig(), job="7", number=7, nodes="n[1-2]")
     with pytest.raises(Stop) as raised:
         backend.start(attempt, Plan(folder, world=2, nodes=2, grace_s=1.0))
     assert raised.value.code == ExitCode.CONFIG

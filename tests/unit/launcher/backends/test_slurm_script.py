@@ -12,7 +12,8 @@ from omegaconf import DictConfig
 
 import slurm
 from launcher.backends.slurm.config import SlurmConfig, seconds
-from launcher.backends.slurm.queue import preview, run_script
+from launcher.backends.slurm.queue import preview
+from launcher.backends.slurm.script import array_script, ranges, run_script
 from launcher.problems import ConfigProblems
 from launcher.run_config import RunConfig
 from launcher.validate import validate
@@ -62,11 +63,31 @@ def test_the_script_asks_for_what_the_settings_say(composed: Composed) -> None:
     lines = script.splitlines()
     assert lines[0] == "#!/bin/bash"
     assert lines.index("module load cuda") + 1 == lines.index("export A=b")
-    assert lines.index("export A=b") < lines.index(
-        "export PYTHONSAFEPATH=1 PYTHONPATH='/shared/runs/50% off/7/code'"
-    )
-    assert lines[-1].endswith(" -P -m launcher.backends.slurm.job '/shared/runs/50% off/7'")
+    assert lines.index("export A=b") < lines.index("run='/shared/runs/50% off/7'")
+    assert 'export PYTHONSAFEPATH=1 PYTHONPATH="$run/code"' in lines
+    assert lines[-1].endswith(' -P -m launcher.backends.slurm.job "$run" "$SLURM_JOB_ID"')
     assert "{{" not in script
+
+
+def test_an_array_is_a_task_for_each_point_that_finds_its_own_run(composed: Composed) -> None:
+    folder = Path("/shared/runs/50% off")
+    script = array_script(job(composed), folder, [0, 1, 2, 7], digits=3, limit=2)
+    assert {"--array=0-2,7%2", '--output="/shared/runs/50%% off/%3a/slurm-%A_%a.log"'} < set(
+        directives(script)
+    )
+    lines = script[script.index("run=") :].splitlines()
+    words = lines[-1].partition("slurm.job ")[2]
+    shown = "\n".join([*lines[:2], f'printf "%s\\n" "$PYTHONPATH" {words}'])
+    task = {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "7", "SLURM_JOB_ID": "15"}
+    told = subprocess.run(["bash", "-c", shown], env=task, stdout=subprocess.PIPE, check=True)
+    run = f"{folder}/007"
+    assert told.stdout.decode().splitlines() == [f"{run}/code", run, "12_7"]
+    assert "--array=0" in directives(array_script(job(composed), folder, [0], digits=3, limit=None))
+
+
+def test_numbers_as_array_takes_them() -> None:
+    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+    assert ranges([3]) == "3"
 
 
 def test_what_slurm_is_to_choose_is_left_out_and_bash_reads_the_rest(composed: Composed) -> None:

@@ -76,7 +76,7 @@ def test_who_takes_the_machines(facts: dict[str, str], stopped: bool, fate: Fate
 
 
 def test_ports_belong_to_job_and_attempt() -> None:
-    places = {meeting_port(str(job), n) for job in range(900, 1000) for n in range(1, 60)}
+    places = {meeting_port(job, n) for job in range(900, 1000) for n in range(1, 60)}
     assert len(places) == 100 * 59
     assert all(port in PORTS for port in places)
 

@@ -8,12 +8,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from launcher.own_packages import HOME
 from launcher.run_dir import Attempt, RunFolder
-from launcher.runs import stop
+from launcher.runs import queue, stop
 from trainer.exit_codes import ExitCode
 from trainer.signals import wanted_now
 
@@ -145,12 +146,25 @@ def test_what_does_not_run_is_not_stopped(
     assert not attempt.stop_file.exists()
 
 
-def test_a_job_in_a_queue_is_left_there(shelf: Shelf, call: Call) -> None:
+def test_a_job_in_a_queue_is_taken_out_of_it(
+    shelf: Shelf, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = shelf.run("a/1")
-    submitted = {"backend": "slurm", "job": "12", "time": 1e12}
+    submitted = {"backend": "slurm", "job": "12_3", "time": 1e12}
     (run.path / "submitted.json").write_text(json.dumps(submitted))
+    for name, script in (("squeue", "echo 15 12 12_3"), ("scancel", "echo not yours >&2; exit 1")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(queue, "_answer", (-queue.KEEP_S, None))
     code, _, err = call("stop", "a")
-    assert code == ExitCode.USAGE and "waiting in slurm job 12" in err
+    assert code == ExitCode.CONFIG
+    assert "waiting in slurm job 12_3, which does not let go of it: not yours" in err
+    (tmp_path / "scancel").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n')
+    code, out, _ = call("stop", "a")
+    assert code == 0 and out.startswith("a/1: stopped, step 0\n")
+    assert (tmp_path / "asked").read_text() == "12_3\n"
+    assert call("stop", "a")[0] == ExitCode.USAGE
 
 
 def test_an_end_at_once_that_was_asked_for_is_no_failure(shelf: Shelf, call: Call) -> None:
