@@ -92,8 +92,22 @@ def supervise(
                 assert job is not None
                 job.make_way(fate, requests.sleep)
                 return outcome, attempt
-            if requests.wait(decision.delay_s):
-                return outcome, attempt
+            if (asked := requests.wait(decision.delay_s)) is not None:
+                return _between(attempt, ends[-1], asked), attempt
+
+
+def _between(attempt: Attempt, end: AttemptEnd, code: ExitCode) -> Outcome:
+    """The end of a run that was told to stop when an attempt had ended and no other had begun."""
+    attempt.event(
+        "end",
+        **end.outcome.to_dict(),
+        next=Next.STOP.value,
+        why="it was told to stop",
+        **remembered(replace(end, asked=True)),
+    )
+    number, reason = attempt.number, end.outcome.reason
+    text = f"Stopped before attempt {number + 1}; attempt {number} had ended ({reason})."
+    return Outcome(code, "stopped", end.saved, text)
 
 
 def _end_of(
@@ -240,10 +254,19 @@ class StopRequests:
         if self.asked:
             self._pass_on()
 
-    def wait(self, seconds: float) -> bool:
-        """Wait; whether a request came meanwhile, which then also ends the wait."""
-        self._woken.wait(seconds)
-        return self.asked
+    def wait(self, seconds: float) -> ExitCode | None:
+        """Wait between two attempts, until a request comes, here or by the last one's stop file:
+        the exit code that it asks for; None without one."""
+        assert self._attempt is not None
+        end = time.monotonic() + seconds
+        while True:
+            if self.asked:
+                return self._code
+            if (code := requested_stop(self._attempt.stop_file)) is not None:
+                return code
+            if (left := end - time.monotonic()) <= 0:
+                return None
+            self._woken.wait(min(left, POLL_SECONDS))
 
     def sleep(self, seconds: float) -> bool:
         """Wait, also when a request came long ago; whether one comes meanwhile."""

@@ -1,7 +1,9 @@
-"""What a supervisor makes of `dsv41 stop`, with ranks that do not listen."""
+"""What a supervisor makes of `dsv41 stop`, with ranks that do not listen, or are no more."""
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -32,9 +34,6 @@ class Deaf:
     def poll(self) -> list[Death] | None:
         return None
 
-    def signal(self, number: int) -> None:
-        pass
-
     def kill(self) -> None:
         self.killed = True
 
@@ -59,3 +58,52 @@ def test_an_end_at_once_is_no_failure_and_not_repeated(tiny: RunConfig, saved: i
     assert ranks.killed and attempt.number == 1
     assert (outcome.code, outcome.reason, outcome.step) == (ExitCode.INTERRUPTED, "stopped", saved)
     assert ("the newest is of step 8" if saved else "there is none") in outcome.message
+
+
+class Frail:
+    """Ranks that die at once."""
+
+    def start(self, attempt: Attempt, plan: Plan) -> Frail:
+        return self
+
+    def poll(self) -> list[Death] | None:
+        return [Death(0, "was killed")]
+
+    def kill(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("by", "code"),
+    [("file", ExitCode.INTERRUPTED), (signal.SIGINT, 130), (signal.SIGTERM, ExitCode.AGAIN)],
+)
+def test_a_run_told_to_stop_between_two_attempts_begins_no_other(
+    tiny: RunConfig, by: signal.Signals | str, code: int
+) -> None:
+    limits = replace(tiny.resilience, max_without_progress=9, max_failures=9)
+    config = replace(
+        tiny, launcher=replace(tiny.launcher, kind="torchrun"), resilience=limits, name=f"by-{by}"
+    )
+    folder = create(config, overrides=[]).folder
+    told = [0.0]
+
+    def stop() -> None:
+        told[0] = time.monotonic()
+        if isinstance(by, signal.Signals):
+            os.kill(os.getpid(), by)
+        else:
+            file = folder.attempt(2).stop_file
+            request_stop(file, ExitCode.INTERRUPTED, why="dsv41 stop")
+
+    def say(text: str) -> None:
+        if "Starting again in 2 s" in text:
+            threading.Timer(0.3, stop).start()
+
+    outcome, attempt = supervise(folder, config, [], given={}, say=say, backend=Frail())
+    assert time.monotonic() - told[0] < 2
+    assert folder.last_attempt() == attempt.number == 2
+    assert (outcome.code, outcome.reason) == (code, "stopped")
+    assert outcome.message == "Stopped before attempt 3; attempt 2 had ended (a rank was killed)."
+    assert attempt.ending() == "stop"  # so that other nodes leave too
+    first, second = (folder.attempt(number).events()[0] for number in (1, 2))
+    assert first["code_sha256"] == second["code_sha256"] is not None
