@@ -165,6 +165,7 @@ def _open(path: Path) -> Speaker:
 
 def _of_run(path: Path) -> Speaker:
     from trainer.checkpoint.folders import newest_whole
+    from trainer.device import choose_device
     from trainer.restore import restored_model
 
     config = freeze.load(RunFolder(path).config_file)
@@ -175,16 +176,17 @@ def _of_run(path: Path) -> Speaker:
             f"{path} has no checkpoint yet; wait for its first (checkpoint.every="
             f"{config.checkpoint.every}, and one at the end), or stop it: Ctrl-C saves one",
         )
-    model, store, state = restored_model(config, folder)
+    model, store, state = restored_model(config, folder, device=choose_device(0))
     title = f"{path}, step {state.step}"
     return Speaker(title, config.model, config.data.tokenizer, model, store)
 
 
 def _of_weights(path: Path) -> Speaker:
     from data.tokenizer import tokenizer_problems
+    from trainer.device import choose_device
     from trainer.restore import folder_model
 
-    config, model, store = folder_model(path)
+    config, model, store = folder_model(path, device=choose_device(0))
     tokenizer = str(path / "tokenizer.json")
     if found := tokenizer_problems(tokenizer, config):
         raise ValueError("\n".join(found))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher import own_packages
 from launcher.backends.protocol import SUPERVISED
@@ -28,6 +29,9 @@ from launcher.tee import logged
 from trainer.exit_codes import ExitCode
 from trainer.heartbeat import Heartbeat
 from trainer.outcome import Outcome
+
+if TYPE_CHECKING:
+    import torch
 
 LEAST_PATIENCE_S = 1800.0  # of a collective
 USAGE = "usage: python -P -m launcher.worker RUN_DIR ATTEMPT    (with RANK and WORLD_SIZE set)"
@@ -55,9 +59,11 @@ def main(argv: list[str] | None = None) -> int:
     def work() -> Outcome:
         _check_origin(folder)
         _check_world(config, world)
-        require_healthy_node(config, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
-        with _process_group(world, hang_s=config.resilience.hang_s):
-            return _train(config, folder, attempt)
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        require_healthy_node(config, local_rank=local_rank)
+        device = _device(local_rank)
+        with _process_group(world, device, hang_s=config.resilience.hang_s):
+            return _train(config, folder, attempt, device)
 
     outcome = run_rank(work, attempt=attempt, rank=rank)
     if outcome.message and rank == 0 and not supervised:  # a supervisor says the first cause, once
@@ -67,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def run_here(config: RunConfig, folder: RunFolder, attempt: Attempt) -> Outcome:
     """The only rank of a run, in this process; returns how it ended instead of raising."""
-    return run_rank(lambda: _train(config, folder, attempt), attempt=attempt, rank=0)
+    return run_rank(lambda: _train(config, folder, attempt, _device(0)), attempt=attempt, rank=0)
 
 
 def run_rank(work: Callable[[], Outcome], *, attempt: Attempt, rank: int) -> Outcome:
@@ -90,7 +96,16 @@ def run_rank(work: Callable[[], Outcome], *, attempt: Attempt, rank: int) -> Out
     return outcome
 
 
-def _train(config: RunConfig, folder: RunFolder, attempt: Attempt) -> Outcome:
+def _device(local_rank: int) -> torch.device:
+    from trainer.device import choose_device
+
+    try:
+        return choose_device(local_rank)
+    except ValueError as error:
+        raise Stop(ExitCode.CONFIG, str(error)) from error
+
+
+def _train(config: RunConfig, folder: RunFolder, attempt: Attempt, device: torch.device) -> Outcome:
     from trainer.loop import train
     from trainer.ranks import Ranks
 
@@ -99,6 +114,7 @@ def _train(config: RunConfig, folder: RunFolder, attempt: Attempt) -> Outcome:
         run_dir=folder.path,
         attempt=attempt.number,
         ranks=Ranks.from_process_group(),
+        device=device,
         resume=attempt.number > 1 or folder.lineage() is not None,
         say=_say,
         sources=attempt.sources(),
@@ -160,16 +176,15 @@ def _check_world(config: RunConfig, world: int) -> None:
 
 
 @contextmanager
-def _process_group(world: int, *, hang_s: float) -> Iterator[None]:
+def _process_group(world: int, device: torch.device, *, hang_s: float) -> Iterator[None]:
     """The default process group of a run with several ranks; none for one rank."""
     if world == 1:
         yield
         return
-    import torch
     import torch.distributed as dist
 
     # Flags and counts travel as CPU tensors, on a side path of their own.
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     # A collective that gives up first would blame the rank that waits; the supervisor's watchdog
     # names the one it waits for.
     patience = timedelta(seconds=max(LEAST_PATIENCE_S, 4 * hang_s))

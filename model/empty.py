@@ -18,7 +18,7 @@ def without_memory() -> Iterator[None]:
         yield
 
 
-def give_memory(model: nn.Module, *, device: str) -> None:
+def give_memory(model: nn.Module, *, device: torch.device) -> None:
     """Give every tensor of a model that was made `without_memory` its own, with undefined values.
 
     A sharded tensor gets room for this rank's part. Like Module.to_empty, which would load the

@@ -19,6 +19,7 @@ from model.parallel.mesh import Mesh
 from model.released.load import Progress
 from model.transformer import DeepseekV41
 from trainer.config import TrainerConfig
+from trainer.device import CPU
 from trainer.optim import ParameterOptimizer, build_optimizer, optimizer_tensors
 from trainer.ranks import Ranks
 from trainer.sharding import mesh_of, shard_model
@@ -36,6 +37,11 @@ class Learner:
     store: RowStore
     optimizer: ParameterOptimizer
     table_optimizer: TableOptimizer | None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        return self.model.head.weight.device
 
     @property
     def stretch(self) -> Stretch:
@@ -73,6 +79,7 @@ def build_learner(
     *,
     mesh: Mesh | None = None,
     ranks: Ranks | None = None,
+    device: torch.device = CPU,
     restored: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> Learner:
@@ -81,13 +88,15 @@ def build_learner(
     Its values are a function of the configuration alone, or those of config.model.weights, each
     rank reading its own share; with `restored` they are undefined, for a checkpoint to fill. mesh:
     that of config.parallel, made here if not given; with several ranks the default process group
-    must exist.
+    must exist. device: of parameters, gradients and what the forward is given.
     ValueError lists what keeps mapped tables from being read, DataError what is wrong with weights.
     """
     scratch = not restored and not config.model.weights
-    mesh = mesh or mesh_of(config.parallel)
-    store = build_store(config, mesh=mesh, scratch=scratch)
-    model = build_model(config, mesh=mesh, scratch=scratch)
+    if mesh is None:
+        tables = CPU if config.model.engram.store == "host" else device
+        mesh = mesh_of(config.parallel, device=device, tables=tables)
+    store = build_store(config, mesh=mesh, device=device, scratch=scratch)
+    model = build_model(config, mesh=mesh, device=device, scratch=scratch)
     if config.model.weights and not restored:
         ranks = ranks or Ranks.from_process_group()
         load_weights(config.model, model, store, ranks=ranks, progress=progress)
@@ -103,7 +112,9 @@ def build_learner(
     )
 
 
-def build_store(config: TrainerConfig, *, mesh: Mesh, scratch: bool) -> RowStore:
+def build_store(
+    config: TrainerConfig, *, mesh: Mesh, device: torch.device = CPU, scratch: bool
+) -> RowStore:
     """The Engram tables: those in files, or in memory, with initial values if from scratch."""
     window_bytes = config.parallel.engram_window_bytes
     if config.model.engram.store == "mapped":
@@ -112,6 +123,7 @@ def build_store(config: TrainerConfig, *, mesh: Mesh, scratch: bool) -> RowStore
             token_map=load_token_map(config.data.tokenizer),
             world=mesh.world,
             window_bytes=window_bytes,
+            device=device,
         )
     return OwnerStore(
         config.model,
@@ -119,10 +131,13 @@ def build_store(config: TrainerConfig, *, mesh: Mesh, scratch: bool) -> RowStore
         mesh=mesh,
         learns=config.optim.table_rule != "frozen",
         window_bytes=window_bytes,
+        device=device,
     )
 
 
-def build_model(config: TrainerConfig, *, mesh: Mesh, scratch: bool) -> DeepseekV41:
+def build_model(
+    config: TrainerConfig, *, mesh: Mesh, device: torch.device = CPU, scratch: bool
+) -> DeepseekV41:
     """This rank's share of the model over `mesh`, with initial values if it starts from scratch.
 
     It is made and cut without memory first: no rank ever holds the whole, unless it is the only
@@ -136,7 +151,7 @@ def build_model(config: TrainerConfig, *, mesh: Mesh, scratch: bool) -> Deepseek
             mesh=mesh,
         )
     shard_model(model, mesh, dtype=getattr(torch, config.model.dtype))
-    give_memory(model, device="cpu")
+    give_memory(model, device=device)
     if scratch:
         init_weights(model, seed=config.seed, std=config.model.initializer_range)
     return model

@@ -16,6 +16,7 @@ from model.engram.store import RowStore
 from trainer import faults, phase
 from trainer.agreement import agreed_items
 from trainer.config import TrainerConfig
+from trainer.device import CPU
 from trainer.exit_codes import ExitCode
 from trainer.failures import failure_outcome
 from trainer.outcome import Outcome
@@ -37,6 +38,7 @@ def train(
     run_dir: Path,
     attempt: int,
     ranks: Ranks,
+    device: torch.device = CPU,
     resume: bool,
     say: Say,
     sources: Sequence[PreparedSource] | None = None,
@@ -61,6 +63,7 @@ def train(
             run_dir=run_dir,
             attempt=attempt,
             ranks=ranks,
+            device=device,
             resume=resume,
             say=say,
             sources=sources,
@@ -122,7 +125,7 @@ def remaining_steps(run: Run) -> Generator[list[Batch], None, None]:
         rank=run.learner.mesh.dp_index,
         ranks=run.learner.mesh.dp_size,
         workers=run.config.data.workers,
-        pin=torch.cuda.is_available(),
+        pin=run.learner.device.type == "cuda",
         stretch=run.learner.stretch,
     )
     with closing(steps):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from model.config import EngramStoreConfig, ModelConfig
 from model.empty import give_memory, without_memory
 from model.engram.mapped import MappedStore
@@ -15,28 +17,33 @@ from model.released.files import open_folder
 from model.transformer import DeepseekV41
 from trainer.checkpoint.reading import read_tensors
 from trainer.config import ParallelConfig, TrainerConfig
+from trainer.device import CPU
 from trainer.learner import build_model, build_store, weights_by_name
 from trainer.ranks import Ranks
 from trainer.state import TrainState
 from trainer.weights import load_weights
 
 
-def restored_model(config: TrainerConfig, folder: Path) -> tuple[DeepseekV41, RowStore, TrainState]:
+def restored_model(
+    config: TrainerConfig, folder: Path, *, device: torch.device = CPU
+) -> tuple[DeepseekV41, RowStore, TrainState]:
     """Model and tables of the whole checkpoint `folder`, in this process alone.
 
     However many ranks wrote it. DataError for mapped tables that are not those it was trained
     with; ValueError when they cannot be read, or the configuration is not the checkpoint's.
     """
     alone = replace(config, parallel=ParallelConfig())
-    model = build_model(alone, mesh=Mesh(), scratch=False)
-    store = build_store(alone, mesh=Mesh(), scratch=False)
+    model = build_model(alone, mesh=Mesh(), device=device, scratch=False)
+    store = build_store(alone, mesh=Mesh(), device=device, scratch=False)
     read_tensors(folder, weights_by_name(model, store), whole=False)
     state = TrainState.read(folder)
     state.require_same_tables(store.fingerprint(), folder=folder)
     return model, store, state
 
 
-def folder_model(folder: Path) -> tuple[ModelConfig, DeepseekV41, RowStore]:
+def folder_model(
+    folder: Path, *, device: torch.device = CPU
+) -> tuple[ModelConfig, DeepseekV41, RowStore]:
     """The model of a folder in the released layout: config.json and safetensors, quantised or not.
 
     Its Engram rows are read out of the folder when they are needed. ValueError, or DataError,
@@ -49,8 +56,9 @@ def folder_model(folder: Path) -> tuple[ModelConfig, DeepseekV41, RowStore]:
         config = replace(config, engram=EngramStoreConfig("mapped", str(folder)))
     with without_memory():
         model = DeepseekV41(config)
-    give_memory(model, device="cpu")
-    mapped = config.engram_layers != ()
-    store = MappedStore(config, token_map=None) if mapped else OwnerStore(config, seed=None)
+    give_memory(model, device=device)
+    store: RowStore = OwnerStore(config, seed=None, device=device)
+    if config.engram_layers:
+        store = MappedStore(config, token_map=None, device=device)
     load_weights(config, model, store, ranks=Ranks(), progress=lambda done, total: None)
     return config, model, store

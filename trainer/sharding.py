@@ -20,6 +20,7 @@ from model.parallel.mesh import Mesh, build_mesh
 from model.precision import is_fp32
 from model.transformer import DeepseekV41
 from trainer.config import ParallelConfig
+from trainer.device import CPU
 from trainer.ranks import Ranks, is_sharded
 
 if TYPE_CHECKING:
@@ -27,15 +28,19 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import Shard
 
 
-def mesh_of(parallel: ParallelConfig) -> Mesh:
+def mesh_of(
+    parallel: ParallelConfig, *, device: torch.device = CPU, tables: torch.device = CPU
+) -> Mesh:
     """The mesh that a configuration names, over the default process group if it has several ranks;
-    all ranks call it together."""
+    all ranks call it together. device, tables: where they hold parameters and Engram tables."""
     return build_mesh(
         dp_replicate=parallel.dp_replicate,
         dp_shard=parallel.dp_shard,
         cp=parallel.cp,
         ep=parallel.ep,
         engram_owners=parallel.owners,
+        device=device.type,
+        tables=tables.type,
     )
 
 

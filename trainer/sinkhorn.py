@@ -33,7 +33,7 @@ ROUNDS = 11
 LEAST_ROW = 1e-3  # of the mean row norm
 TINY = 1e-20
 # Of a tile's temporaries: what a core's cache holds, or enough for an accelerator to be busy.
-TILE_VALUES = {"cpu": 1 << 18, "cuda": 1 << 24}
+HOST_VALUES, DEVICE_VALUES = 1 << 18, 1 << 24
 
 
 class Sinkhorn(MomentumRule):
@@ -84,7 +84,8 @@ class _Update:
     def __init__(self, momentum: Tensor, grad: Tensor, ids: Tensor | None) -> None:
         self.momentum, self.grad, self.ids = momentum, grad, ids
         rows, columns = momentum.shape
-        self.step = max(1, TILE_VALUES[momentum.device.type] // columns)
+        values = HOST_VALUES if momentum.device.type == "cpu" else DEVICE_VALUES
+        self.step = max(1, values // columns)
         self.edges = list(range(0, rows, self.step))
         self.room = momentum.new_empty(min(self.step, rows), columns)
         bounds = torch.tensor([*self.edges, rows], device=momentum.device)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from data.cache.prepare import PreparedSource
 from data.corpus import Corpus, load_corpus
 from model.engram.owners import OwnerStore
@@ -32,6 +34,7 @@ def open_run(
     run_dir: Path,
     attempt: int,
     ranks: Ranks,
+    device: torch.device,
     resume: bool,
     say: Say,
     sources: Sequence[PreparedSource] | None = None,
@@ -59,6 +62,7 @@ def open_run(
     learner = build_learner(
         config,
         ranks=ranks,
+        device=device,
         restored=newest is not None,
         progress=_reading(say, config.model.weights),
     )

@@ -168,7 +168,7 @@ def accumulate(
     """Add to the parameters, and to what learner.store will `collect`, the gradient of the losses,
     each summed over `batches` and divided by the whole step's count: labels for the language-model
     loss, real tokens for the balance loss, choosing tokens for the indexer's."""
-    floats = torch.zeros(6, dtype=torch.float64)
+    floats = torch.zeros(6, dtype=torch.float64, device=learner.device)
     counts, balances = [], balance_weight > 0
     windows = learner.store.windows([batch.engram_rows for batch in batches])
     rows_of_each = (rows for window in windows for rows in window.micro_batches())
@@ -215,8 +215,9 @@ def forward(
         token_types=rows.token_types,
         images=images and Images(images.patches, images.grids, images.ranks),
     )
-    options = {"balance": balance, "recall": recall}
-    return learner.model(inputs, engram=engram, labels=batch.labels, **options)
+    device, options = learner.device, {"balance": balance, "recall": recall}
+    labels = batch.labels.to(device, non_blocking=True)
+    return learner.model(inputs.to(device), engram=engram, labels=labels, **options)
 
 
 def _update_tables(learner: Learner, tables: TableGradients, *, lr: float) -> None:

@@ -44,8 +44,10 @@ class MappedStore:
         token_map: np.ndarray | None,
         world: Group | None = None,
         window_bytes: int = WINDOW_BYTES,
+        device: torch.device | None = None,
     ) -> None:
-        """world: the ranks that stop together when one cannot read on.
+        """world: the ranks that stop together when one cannot read on. device: where the model
+        wants its rows; the CPU by default.
 
         ValueError lists everything that keeps the files from serving; see `open_tables`.
         """
@@ -54,7 +56,7 @@ class MappedStore:
         self._path, self._dim = config.engram.path, config.engram_head_dim
         self._dtype = getattr(torch, config.dtype)
         self._most = max(1, window_bytes // (self._dim * self._dtype.itemsize))
-        self._world = world or Group()
+        self._world, self._device = world or Group(), device or torch.device("cpu")
         self._tables = open_tables(config, token_map=token_map)
         self._ahead: list[tuple[list[Tensor], list[Distinct], Future[Window]]] = []
         self._figures = Figures()
@@ -123,8 +125,9 @@ class MappedStore:
     def _begin(self, part: Distinct) -> Future[Window]:
         def read() -> Window:
             tables = zip(self._tables, part.ids, strict=True)
-            values = [self._rows_of(table, ids.numpy()) for table, ids in tables]
-            return Window(part.ids, values, part.inverses, grads=[])
+            values = [self._moved(self._rows_of(table, ids.numpy())) for table, ids in tables]
+            inverses = [[self._moved(own) for own in batch] for batch in part.inverses]
+            return Window(part.ids, values, inverses, grads=[])
 
         return self._windows.submit(read)
 
@@ -140,6 +143,9 @@ class MappedStore:
         self._figures.reads += sum(i.numel() for inverses in window.inverses for i in inverses)
         self._figures.distinct += sum(len(ids) for ids in window.ids)
         return window
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device)
 
     def _rows_of(self, table: Table, ids: np.ndarray) -> Tensor:
         values = torch.empty(len(ids), self._dim, dtype=self._dtype)

@@ -56,7 +56,7 @@ def load_pretrained(
     tokenizer = _tokenizer(folder.path)
     with without_memory():
         model = cls(config)
-    give_memory(model, device="cpu")
+    give_memory(model, device=torch.device("cpu"))
     if tokenizer is not None and architecture.engram_layers:
         model.use_tokenizer(tokenizer)
     unread = unread_by(architecture, tables=False)

@@ -65,9 +65,18 @@ class Mesh:
 
 
 def build_mesh(
-    *, dp_replicate: int = 1, dp_shard: int = 1, cp: int = 1, ep: int = 1, engram_owners: int = 1
+    *,
+    dp_replicate: int = 1,
+    dp_shard: int = 1,
+    cp: int = 1,
+    ep: int = 1,
+    engram_owners: int = 1,
+    device: str = "cpu",
+    tables: str = "cpu",
 ) -> Mesh:
     """The groups of this rank in the default process group; all ranks call it together.
+
+    device, tables: the kinds of device that hold parameters and Engram tables.
 
     A world of one needs no process group. ValueError when the sizes do not divide.
     """
@@ -87,7 +96,6 @@ def build_mesh(
         )
     from torch.distributed.device_mesh import DeviceMesh
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     numbers = torch.arange(world)
     root = DeviceMesh(
         device,
@@ -101,20 +109,20 @@ def build_mesh(
         mesh_dim_names=("dp_replicate", "dense_shard"),
     )
     by_owner = numbers.view(-1, engram_owners).t().contiguous()
-    tables = DeviceMesh(device, by_owner, mesh_dim_names=("owner", "replica"))
+    by_owner = DeviceMesh(tables, by_owner, mesh_dim_names=("owner", "replica"))
     meshes = Meshes(
         dense=dense if copied else dense["dense_shard"],
         experts=root["dp_replicate", "expert_shard"] if copied else root["expert_shard"],
         ep=root["ep"],
-        tables=tables,
+        tables=by_owner,
     )
     sequence = DeviceMesh(device, numbers.view(-1, cp), mesh_dim_names=("dp", "cp"))
     return Mesh(
         world=Group(dist.get_rank(), world, dist.group.WORLD),
         cp=_group(sequence["cp"]),
         ep=_group(root["ep"]),
-        owners=_group(tables["owner"]),
-        replicas=_group(tables["replica"]),
+        owners=_group(by_owner["owner"]),
+        replicas=_group(by_owner["replica"]),
         meshes=meshes,
     )
 

@@ -61,6 +61,13 @@ def published(folder: Path, steps: int) -> TrainerConfig:
     return dataclasses.replace(config, optim=dataclasses.replace(config.optim, name="pretrain"))
 
 
+def rowwise(folder: Path, steps: int) -> TrainerConfig:
+    config = on_text(folder, steps)
+    return dataclasses.replace(
+        config, optim=dataclasses.replace(config.optim, tables="rowwise_adagrad")
+    )
+
+
 def frozen(folder: Path, steps: int) -> TrainerConfig:
     config = on_text(folder, steps)
     return dataclasses.replace(config, optim=dataclasses.replace(config.optim, tables="frozen"))
@@ -133,6 +140,7 @@ MANY = {
     "context 2": (on_text, ParallelConfig(cp=2)),
     "context 4": (on_text, ParallelConfig(cp=4, engram_owners=2)),
     "context 2, images": (on_pictures, ParallelConfig(cp=2)),
+    "row-wise Adagrad": (rowwise, ParallelConfig(dp_shard=2)),
     "frozen tables": (frozen, ParallelConfig(dp_shard=2)),
     "experts": (on_text, ParallelConfig(dp_shard=2, ep=2, engram_owners=1)),
     "experts and shards": (published, ParallelConfig(dp_shard=4, ep=2, engram_owners=4)),

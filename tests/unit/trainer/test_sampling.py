@@ -17,11 +17,11 @@ from data.corpus import load_corpus
 from data.engram import RowHasher
 from model.config import EngramStoreConfig
 from model.engram.owners import OwnerStore
+from model.layout import ModelInputs
 from model.names import table_name
 from trainer.learner import build_learner
 from trainer.restore import folder_model
 from trainer.sampling import NextToken, Sampling, choose, generate
-from trainer.step import forward
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -57,9 +57,9 @@ def batch(config):
 
 @torch.no_grad()
 def training_logits(learner, batch):
-    unlabelled = dataclasses.replace(batch, labels=None)
+    inputs = ModelInputs(batch.input_ids, batch.seq_ids, batch.position_ids, batch.token_types)
     window = learner.store.open_window([batch.engram_rows])
-    logits = forward(learner, unlabelled, window.rows(0)).logits
+    logits = learner.model(inputs, engram=window.rows(0)).logits
     assert logits is not None
     return logits
 

@@ -30,7 +30,7 @@ def problem(rows=50, columns=12):
 
 @pytest.mark.parametrize("tile_values", [1 << 22, 60])
 def test_equals_the_dense_rule_whatever_the_tiles(monkeypatch, tile_values):
-    monkeypatch.setitem(sinkhorn.TILE_VALUES, "cpu", tile_values)
+    monkeypatch.setattr(sinkhorn, "HOST_VALUES", tile_values)
     w, m, g = problem()
     wanted, momentum = reference(w, m, g, 0.1)
     moved = w.clone()
@@ -45,7 +45,7 @@ def test_equals_the_dense_rule_whatever_the_tiles(monkeypatch, tile_values):
 
 @pytest.mark.parametrize("tile_values", [1 << 22, 60])
 def test_touched_rows_equal_a_gradient_that_is_zero_elsewhere(monkeypatch, tile_values):
-    monkeypatch.setitem(sinkhorn.TILE_VALUES, "cpu", tile_values)
+    monkeypatch.setattr(sinkhorn, "HOST_VALUES", tile_values)
     w, m, g = problem()
     ids = torch.tensor([0, 4, 5, 19, 20, 49])
     dense = torch.zeros_like(g).index_copy(0, ids, g[ids])
