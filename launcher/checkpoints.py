@@ -18,6 +18,7 @@ from pathlib import Path
 from launcher.failures import Terminated, terminable
 from launcher.problems import Stop
 from launcher.run_dir import RunFolder
+from launcher.runs.names import add_run, named
 from trainer.checkpoint.folders import finished, remove, step_of
 from trainer.checkpoint.manifest import ManifestError, damage, read_manifest
 from trainer.disk import disk_error, megabytes
@@ -66,9 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ]
     )
     parser.add_argument("action", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS))
-    parser.add_argument(
-        "folder", type=Path, help="a run, its checkpoints/, or one checkpoint (not for prune)"
-    )
+    add_run(parser, other="its checkpoints/, or one checkpoint (not for prune)")
     parser.add_argument(
         "--keep", type=int, metavar="N", help="prune: how many stay, those read and found whole"
     )
@@ -88,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
     except Terminated:
         message, code = "asked to stop; what is left is as it was.", ExitCode.AGAIN
     except OSError as error:
-        failure = disk_error(error, doing="looking after checkpoints", path=args.folder)
+        place = Path(args.run) if Path(args.run).exists() else args.runs_dir
+        failure = disk_error(error, doing="looking after checkpoints", path=place)
         code = ExitCode.IO_ERROR if failure.full else ExitCode.CANNOT_CREATE
         message = str(failure)
     print(f"dsv41 checkpoint {args.action}: {message}", file=sys.stderr)
@@ -100,37 +100,38 @@ def _run(args: argparse.Namespace) -> int:
         raise Stop(ExitCode.USAGE, "--keep N belongs to prune, which needs it")
     if args.dry_run and args.action != "prune":
         raise Stop(ExitCode.USAGE, "--dry-run belongs to prune")
+    if args.action == "prune" and args.keep < 1:
+        raise Stop(ExitCode.USAGE, f"--keep={args.keep} must be 1 or more")
+    folder = _meant(args.run, args.runs_dir)
     if args.action == "prune":
-        if args.keep < 1:
-            raise Stop(ExitCode.USAGE, f"--keep={args.keep} must be 1 or more")
-        return _prune(args)
+        return _prune(folder, args)
     verify = args.action == "verify"
     entries = []
-    for path in _folders(args.folder):
+    for path in _folders(folder):
         entries.append(_entry(path, verify=verify and step_of(path) is not None))
         if not args.json:
             print(entries[-1].line(), flush=True)
     bad = any(entry.state == "damaged" for entry in entries)
     code = ExitCode.BAD_DATA if verify and bad else ExitCode.DONE
     if verify and not any(entry.verified for entry in entries):
-        raise Stop(ExitCode.USAGE, f"{args.folder} holds no checkpoint to verify")
+        raise Stop(ExitCode.USAGE, f"{folder} holds no checkpoint to verify")
     if args.json:
         print(json.dumps({"exit_code": code, "checkpoints": [asdict(e) for e in entries]}))
     elif not entries:
-        print(f"{args.folder} has no checkpoint yet")
+        print(f"{folder} has no checkpoint yet")
     return code
 
 
-def _prune(args: argparse.Namespace) -> int:
+def _prune(meant: Path, args: argparse.Namespace) -> int:
     """Newest first: read until `keep` are found whole; whole ones older than those go.
 
     So one that is kept is known to be good. Damaged ones neither count nor go.
     """
-    if step_of(args.folder) is not None:
-        raise Stop(ExitCode.USAGE, f"{args.folder} is one checkpoint; name its run")
+    if step_of(meant) is not None:
+        raise Stop(ExitCode.USAGE, f"{meant} is one checkpoint; name its run")
     kept, gone, bad = [], [], []
-    with _held(args.folder) as held:
-        folder = _checkpoints(args.folder)
+    with _held(meant) as held:
+        folder = _checkpoints(meant)
         for path in reversed(finished(folder)):
             full = len(kept) >= args.keep
             entry = _entry(path, verify=not full)
@@ -143,8 +144,8 @@ def _prune(args: argparse.Namespace) -> int:
                 remove(Path(entry.path))
     code = ExitCode.BAD_DATA if bad else ExitCode.DONE
     if args.json:
-        named = {"kept": kept, "removed": gone, "damaged": bad}
-        document = {name: [asdict(e) for e in entries] for name, entries in named.items()}
+        lists = {"kept": kept, "removed": gone, "damaged": bad}
+        document = {name: [asdict(e) for e in entries] for name, entries in lists.items()}
         print(json.dumps({"exit_code": code, "dry_run": args.dry_run, **document}))
         return code
     for what, entries in (
@@ -158,20 +159,27 @@ def _prune(args: argparse.Namespace) -> int:
     return code
 
 
+def _meant(text: str, runs_dir: Path) -> Path:
+    """A run's folder, or one of checkpoints, or one checkpoint. Stop 2 when there is none."""
+    path = Path(text)
+    if path.is_dir() and (
+        step_of(path) is not None
+        or path.name == "checkpoints"
+        or (path / "checkpoints").is_dir()
+        or finished(path)
+    ):
+        return path
+    return named(text, runs_dir, other="a folder of checkpoints").path
+
+
 def _checkpoints(folder: Path) -> Path:
-    """The folder of checkpoints that is meant. Stop 2 when there is none."""
-    if RunFolder(folder).config_file.is_file() or (folder / "checkpoints").is_dir():
-        return folder / "checkpoints"
-    if folder.is_dir() and (folder.name == "checkpoints" or finished(folder)):
-        return folder
-    what = "holds neither a run nor checkpoints" if folder.is_dir() else "does not exist"
-    raise Stop(ExitCode.USAGE, f"{folder} {what}; give a run's folder, runs/NAME/ID")
+    """The folder of checkpoints of what is meant."""
+    is_run = RunFolder(folder).config_file.is_file() or (folder / "checkpoints").is_dir()
+    return folder / "checkpoints" if is_run else folder
 
 
 def _folders(folder: Path) -> list[Path]:
-    if step_of(folder) is not None and folder.is_dir():
-        return [folder]
-    return _saves(_checkpoints(folder))
+    return [folder] if step_of(folder) is not None else _saves(_checkpoints(folder))
 
 
 def _saves(place: Path) -> list[Path]:

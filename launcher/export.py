@@ -18,7 +18,8 @@ from launcher import freeze
 from launcher.failures import Terminated, terminable
 from launcher.problems import Stop
 from launcher.run_config import RunConfig
-from launcher.run_dir import RunFolder, existing_run
+from launcher.run_dir import RunFolder
+from launcher.runs.names import add_run, named
 from trainer.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -37,9 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sharded safetensors with config.json and the tokenizer. The folder appears when it is "
         "complete."
     )
-    parser.add_argument(
-        "run", type=Path, metavar="RUN", help="a run's folder, or one of its checkpoints"
-    )
+    add_run(parser, other="one of a run's checkpoints")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="a new folder")
     parser.add_argument(
         "--format",
@@ -106,7 +105,7 @@ def _export(args: argparse.Namespace) -> None:
     from model.released.export import plan_export, write_export
     from trainer.saved import SavedModel
 
-    run, checkpoint = _checkpoint(args.run)
+    run, checkpoint = _checkpoint(args.run, args.runs_dir)
     config = freeze.load(run.config_file)
     format: Format = "released" if args.format == "released" else args.dtype or config.model.dtype
     source = _source(args, config)
@@ -129,22 +128,24 @@ def _export(args: argparse.Namespace) -> None:
     print(_report(args, checkpoint, plan, tally))
 
 
-def _checkpoint(path: Path) -> tuple[RunFolder, Path]:
-    """The run, and its newest whole checkpoint or the one that `path` names."""
+def _checkpoint(text: str, runs_dir: Path) -> tuple[RunFolder, Path]:
+    """The run, and its newest whole checkpoint or the one that `text` names."""
     from trainer.checkpoint.errors import DamagedCheckpointsError
     from trainer.checkpoint.folders import newest_whole
     from trainer.checkpoint.manifest import damage
 
+    path = Path(text)
     if path.parent.name == "checkpoints" and path.is_dir():
-        run = existing_run(path.parent.parent)
+        run = named(str(path.parent.parent), runs_dir)
         if found := damage(path):
             raise DamagedCheckpointsError("\n".join(found))
         return run, path
-    run = existing_run(path)
+    run = named(text, runs_dir, other="a checkpoint")
     newest = newest_whole(run.path / "checkpoints")
     if newest is None:
         raise Stop(
-            ExitCode.CONFIG, f"{path} has no checkpoint yet; wait for its first, or stop it: Ctrl-C"
+            ExitCode.CONFIG,
+            f"{run.path} has no checkpoint yet; wait for its first, or stop it: dsv41 stop",
         )
     return run, newest
 

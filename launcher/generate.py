@@ -15,6 +15,7 @@ import numpy as np
 from launcher import freeze
 from launcher.problems import Stop
 from launcher.run_dir import RunFolder
+from launcher.runs.names import add_run, named
 from trainer.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -31,12 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Sample text from the newest whole checkpoint of a run, also while it trains, or from a "
         "folder of weights. Text goes to standard output as it comes, all else to standard error."
     )
-    parser.add_argument(
-        "run",
-        type=Path,
-        metavar="RUN",
-        help="a run's folder, or one with config.json, tokenizer.json and safetensors",
-    )
+    add_run(parser, other="a folder with config.json, tokenizer.json and safetensors")
     parser.add_argument("--prompt", default="", metavar="TEXT", help="how the text begins")
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="tokens at most")
     parser.add_argument(
@@ -77,7 +73,7 @@ def _run(args: argparse.Namespace) -> None:
 
     sampling = Sampling(args.max_tokens, args.temperature, args.top_p)
     _check(args, sampling)
-    speaker = _open(args.run)
+    speaker = _open(args.run, args.runs_dir)
     config, tokenizer = speaker.config, load_tokenizer(speaker.tokenizer)
     prompt = [
         config.bos_token_id,
@@ -141,26 +137,21 @@ def _check(args: argparse.Namespace, sampling: Sampling) -> None:
         raise Stop(ExitCode.USAGE, "\n".join(found))
 
 
-def _open(path: Path) -> Speaker:
-    """The model in a run's folder or a folder of weights; Stop says what is wrong with it."""
+def _open(text: str, runs_dir: Path) -> Speaker:
+    """The model of a run, or in a folder of weights; Stop says what is wrong with it."""
     from data.errors import DataError
     from trainer.checkpoint.errors import DamagedCheckpointsError
 
     try:
-        if RunFolder(path).config_file.is_file():
-            return _of_run(path)
-        if (path / "config.json").is_file():
-            return _of_weights(path)
+        if (Path(text) / "config.json").is_file():
+            return _of_weights(Path(text))
+        return _of_run(named(text, runs_dir, other="a folder of weights").path)
     except DamagedCheckpointsError as error:
         raise Stop(ExitCode.IO_ERROR, str(error)) from error
     except DataError as error:
         raise Stop(ExitCode.BAD_DATA, str(error)) from error
     except ValueError as error:
         raise Stop(ExitCode.CONFIG, str(error)) from error
-    near = sorted(path.glob("*/config.yaml"), key=lambda p: p.stat().st_mtime)
-    hint = f"did you mean {near[-1].parent}?" if near else "give a run's folder, runs/NAME/ID"
-    what = "holds neither a run nor weights" if path.is_dir() else "does not exist"
-    raise Stop(ExitCode.USAGE, f"{path} {what}; {hint}")
 
 
 def _of_run(path: Path) -> Speaker:

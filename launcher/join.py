@@ -10,20 +10,20 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from pathlib import Path
 
 from launcher.backends.torchrun import join, meeting_file
 from launcher.decide import Next
 from launcher.failures import Terminated, terminable
 from launcher.problems import Stop
-from launcher.run_dir import Attempt, RunFolder, existing_run
+from launcher.run_dir import Attempt, RunFolder
+from launcher.runs.names import add_run, named
 from trainer.exit_codes import ExitCode
 
 LOOK_SECONDS = 0.5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, help="the run's folder, which all nodes see")
+    add_run(parser)
     parser.add_argument(
         "--node", type=int, required=True, help="this machine's number, from 1; the first node is 0"
     )
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        folder = existing_run(args.run.absolute())
+        folder = RunFolder(named(args.run, args.runs_dir).path.absolute())
         with terminable():
             return _follow(folder, args.node)
     except Stop as stop:

@@ -292,17 +292,6 @@ def taken(config: RunConfig) -> Stop:
     )
 
 
-def existing_run(path: Path) -> RunFolder:
-    """The run in the folder `path`. Stop 2 when it is none, with what may have been meant."""
-    folder = RunFolder(path)
-    if folder.config_file.is_file():
-        return folder
-    near = sorted(path.glob("*/config.yaml"), key=lambda p: p.stat().st_mtime)
-    hint = f"did you mean {near[-1].parent}?" if near else "give a run's folder, runs/NAME/ID"
-    what = "is no run: it holds no config.yaml" if path.is_dir() else "does not exist"
-    raise Stop(ExitCode.USAGE, f"{path} {what}; {hint}")
-
-
 def runs_of(config: RunConfig) -> list[RunFolder]:
     """The runs of this name, newest first."""
     if not config.home.is_dir():

@@ -21,7 +21,7 @@ COMMANDS = {
     "join": ("launcher.join", "take part in a run of several nodes that another one supervises"),
     "logs": ("launcher.runs.logs", "what a rank printed, or prints"),
     "plan": ("launcher.plan.command", "bytes per rank and the mesh of a run, before it starts"),
-    "plot": ("trainer.plot", "draw the loss curves of runs to a PNG"),
+    "plot": ("launcher.plot", "draw the loss curves of runs to a PNG"),
     "resume": ("launcher.runs.resume", "go on with a run, as it was or with changes"),
     "runs": ("launcher.runs.listing", "a table of all runs"),
     "status": ("launcher.runs.status", "what a run is doing, how it got there, what to do next"),

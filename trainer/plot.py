@@ -1,9 +1,7 @@
-"""`dsv41 plot RUN...`: the metrics of one or several runs as a picture."""
+"""The metrics of one or several runs as a picture."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,42 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from trainer.exit_codes import ExitCode
 from trainer.metrics import Record, read_metrics
 
 SMOOTHED_FROM = 100  # records; a curve of fewer shows every step well
 LOG_FROM = 20  # largest over smallest gradient norm
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `dsv41 plot`."""
-    parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or its metrics.jsonl"
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE.png",
-        help="where the picture goes (default: plots/metrics.png in the first run's folder)",
-    )
-
-
-def run(args: argparse.Namespace) -> int:
-    """Draw args.runs into one PNG, print its path and return the exit code."""
-    try:
-        curves = [load_curves(path) for path in args.runs]
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return ExitCode.USAGE
-    output: Path = args.output or metrics_file(args.runs[0]).parent / "plots" / "metrics.png"
-    try:
-        draw(curves, output)
-    except OSError as error:
-        print(f"Cannot write {output}: {error.strerror or error}; use -o.", file=sys.stderr)
-        return ExitCode.CANNOT_CREATE
-    print(output)
-    return ExitCode.DONE
 
 
 @dataclass(frozen=True)
@@ -74,12 +40,10 @@ def metrics_file(run: Path) -> Path:
 
 
 def load_curves(run: Path) -> Curves:
-    """Read a run. ValueError says what is missing, and which runs are near by."""
+    """Read a run. ValueError says what is missing."""
     path = metrics_file(run)
     if not path.is_file():
-        near = sorted(run.glob("*/metrics.jsonl"), key=lambda p: p.stat().st_mtime)
-        hint = f"; did you mean {near[-1].parent}?" if near else "; give the folder of a run"
-        raise ValueError(f"{path} does not exist{hint}")
+        raise ValueError(f"{path} does not exist; wait until the run has logged a step")
     records = read_metrics(path)
     steps = [record for record in records if "loss" in record]
     evaluations = [record for record in records if "eval_loss" in record]

@@ -14,6 +14,7 @@ from launcher.drill.rehearse import expected, log_of, rehearse, train
 from launcher.problems import Stop
 from launcher.run_config import RunConfig
 from launcher.run_dir import RunFolder, new_id
+from launcher.runs.names import named
 from launcher.runs.recorded import Words, with_changes, words_of
 from launcher.runs.text import aligned, as_typed
 from trainer.exit_codes import ExitCode
@@ -114,15 +115,15 @@ def _drill(args: argparse.Namespace) -> int:
 def _short(args: argparse.Namespace) -> tuple[Words, RunConfig]:
     """The words of a short run like the one that is meant, and its configuration."""
     words = _meant(args.words, args.config_dir)
-    named = _composed(words)
-    if named.launcher.kind not in KINDS:
+    meant = _composed(words)
+    if meant.launcher.kind not in KINDS:
         raise Stop(
             ExitCode.USAGE,
-            f"launcher={named.launcher.kind} returns before its runs end. Take an allocation, and "
+            f"launcher={meant.launcher.kind} returns before its runs end. Take an allocation, and "
             "drill in it with launcher=torchrun.",
         )
     changes = [
-        f"name={named.name}-drill",
+        f"name={meant.name}-drill",
         f"train.steps={STEPS}",
         f"checkpoint.every={EVERY}",
         "checkpoint.keep=3",
@@ -136,9 +137,7 @@ def _short(args: argparse.Namespace) -> tuple[Words, RunConfig]:
 
 def _meant(given: Sequence[str], config_dir: str | None) -> Words:
     if len(given) == 1 and "=" not in given[0]:
-        run = RunFolder(Path(given[0]))
-        if not run.config_file.is_file():
-            raise Stop(ExitCode.USAGE, f"{given[0]} is no run's folder: it holds no config.yaml")
+        run = named(given[0], Path("runs"))
         own = [word for word in words_of(run).overrides if not word.startswith(("id=", "resume="))]
         return Words(tuple(own), words_of(run).config_dir, words_of(run).config_name)
     if not given:

@@ -10,12 +10,12 @@ from launcher.problems import Stop
 from launcher.run_dir import RunFolder
 from trainer.exit_codes import ExitCode
 
+HELP = "a run's folder, NAME/ID, an ID, or NAME for its newest run"
 
-def add_run(parser: argparse.ArgumentParser) -> None:
-    """The arguments that name a run, for `named`."""
-    parser.add_argument(
-        "run", metavar="RUN", help="a run's folder, NAME/ID, an ID, or NAME for its newest run"
-    )
+
+def add_run(parser: argparse.ArgumentParser, *, other: str = "") -> None:
+    """The arguments that name a run, for `named`. other: what may stand there instead."""
+    parser.add_argument("run", metavar="RUN", help=f"{HELP}; or {other}" if other else HELP)
     add_runs_dir(parser)
 
 
@@ -46,8 +46,10 @@ def label(folder: RunFolder) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-def named(text: str, runs_dir: Path) -> RunFolder:
-    """The run that `text` names. Stop 2 when it names none, with what may have been meant."""
+def named(text: str, runs_dir: Path, *, other: str = "") -> RunFolder:
+    """The run that `text` names. Stop 2 when it names none, with what may have been meant; other:
+    what else the caller would have taken."""
+    what = f"no run's folder, nor {other}" if other else "no run's folder"
     folder = RunFolder(Path(text))
     if folder.config_file.is_file():
         return folder
@@ -59,7 +61,7 @@ def named(text: str, runs_dir: Path) -> RunFolder:
         there = "holds no run" if runs_dir.is_dir() else "does not exist"
         raise Stop(
             ExitCode.USAGE,
-            f"{text} is no run's folder, and {runs_dir} {there}; name a run's folder, or the "
+            f"{text} is {what}, and {runs_dir} {there}; name a run's folder, or the "
             "folder of runs with --runs-dir",
         )
     by_label = {label(run): run for run in runs}
@@ -78,4 +80,5 @@ def named(text: str, runs_dir: Path) -> RunFolder:
     known += dict.fromkeys(run.path.parent.name for run in runs)
     near = difflib.get_close_matches(meant, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"the newest is {label(runs[0])}"
-    raise Stop(ExitCode.USAGE, f"{text} is no run in {runs_dir}; {hint} (dsv41 runs lists all)")
+    what = f"{what}, nor" if other else "no"
+    raise Stop(ExitCode.USAGE, f"{text} is {what} run in {runs_dir}; {hint} (dsv41 runs lists all)")

@@ -158,24 +158,38 @@ def test_prune_leaves_a_run_alone_that_is_worked_on(run: Path, call: Call) -> No
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["list", "nowhere"], "nowhere does not exist"),
-        (["list", "."], "holds neither a run nor checkpoints"),
+        (["list", "nowhere"], "nowhere is no run's folder, nor a folder of checkpoints"),
+        (["list", "."], ". is no run's folder, nor a folder of checkpoints, and runs does not"),
         (["verify", "empty"], "holds no checkpoint to verify"),
         (["prune", "empty"], "--keep N belongs to prune"),
         (["list", "empty", "--keep", "3"], "--keep N belongs to prune"),
         (["list", "empty", "--dry-run"], "--dry-run belongs to prune"),
         (["prune", "empty", "--keep", "0"], "--keep=0 must be 1 or more"),
-        (["prune", "empty/checkpoints/step_00000001", "--keep", "1"], "is one checkpoint"),
+        (["prune", "some/checkpoints/step_00000001", "--keep", "1"], "is one checkpoint"),
     ],
 )
 def test_what_cannot_be_meant(
     tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
     (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "some" / "checkpoints" / "step_00000001").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     code, out, err = call(*words)
     assert code == ExitCode.USAGE and out == ""
     assert message in err
+
+
+def test_a_run_goes_by_its_name(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(tmp_path / "runs" / "tiny" / "7")
+    for name in ("attempts", "checkpoints"):
+        (run.path / name).mkdir(parents=True)
+    run.config_file.write_text("")
+    assert call("list", "tiny", "--runs-dir", tmp_path / "runs")[0] == 0
+    monkeypatch.chdir(tmp_path)
+    for name in ("tiny", "tiny/7", "7", "runs/tiny"):
+        assert call("list", name) == (0, "runs/tiny/7 has no checkpoint yet\n", "")
 
 
 def test_a_run_without_checkpoints_is_no_error(tmp_path: Path, call: Call) -> None:

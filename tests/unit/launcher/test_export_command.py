@@ -184,7 +184,11 @@ def test_weights_that_have_moved(started: Path, pristine, small, tmp_path: Path,
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (("/no/run", "--to", "out", "--format", "plain"), 2, "/no/run does not exist"),
+        (
+            ("/no/run", "--to", "out", "--format", "plain"),
+            2,
+            "/no/run is no run's folder, nor a checkpoint",
+        ),
         (("RUN", "--to", "taken", "--format", "plain"), 73, "taken exists already"),
         (("RUN", "--to", "out", "--format", "released", "--dtype", "float32"), 2, "--dtype is of"),
         (("RUN", "--to", "out", "--format", "plain", "--shard-gb", "0"), 2, "must be above 0"),

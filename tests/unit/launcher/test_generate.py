@@ -76,12 +76,13 @@ def test_what_cannot_be_sampled_is_explained(make_run, capsys, tmp_path):
     folder, _ = make_run()
     assert tools.main(["generate", str(folder)]) == ExitCode.CONFIG
     assert "has no checkpoint yet; wait for its first" in capsys.readouterr().err
-    assert tools.main(["generate", str(folder.parent)]) == ExitCode.USAGE
-    assert f"did you mean {folder}?" in capsys.readouterr().err
-    assert tools.main(["generate", str(tmp_path / "none")]) == ExitCode.USAGE
-    assert "does not exist; give a run's folder" in capsys.readouterr().err
-    assert tools.main(["generate", str(tmp_path)]) == ExitCode.USAGE
-    assert "holds neither a run nor weights" in capsys.readouterr().err
+    assert tools.main(["generate", str(folder.parent)]) == ExitCode.CONFIG  # the newest there
+    assert f"{folder} has no checkpoint yet" in capsys.readouterr().err
+    there = ["--runs-dir", str(folder.parent.parent)]
+    assert tools.main(["generate", folder.parent.name, *there]) == ExitCode.CONFIG
+    assert f"{folder} has no checkpoint yet" in capsys.readouterr().err
+    assert tools.main(["generate", str(tmp_path / "none"), *there]) == ExitCode.USAGE
+    assert "none is no run's folder, nor a folder of weights" in capsys.readouterr().err
     bad = ["--top-p", "0", "--num", "0", "--seed", "-1", "--temperature", "-2"]
     assert tools.main(["generate", str(folder), *bad]) == ExitCode.USAGE
     told = capsys.readouterr().err

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainer.plot import add_arguments, load_curves, run
+from launcher.plot import add_arguments, run
+from trainer.plot import load_curves
 
 
 def write_run(folder, *, steps, every=1, start=11.8):
@@ -86,12 +87,20 @@ def test_the_metrics_file_itself_is_a_run_too(tmp_path):
     assert (folder / "plots" / "metrics.png").exists()
 
 
-def test_a_missing_run_is_named_with_one_that_is_near(tmp_path, capsys):
-    folder = write_run(tmp_path / "tiny" / "20250101-120000", steps=5)
-    assert plot(tmp_path / "tiny") == 2
-    assert f"did you mean {folder}?" in capsys.readouterr().err
+def test_a_missing_run_is_named(tmp_path, capsys):
+    write_run(tmp_path / "runs" / "tiny" / "20250101-120000", steps=5)
     assert plot(tmp_path / "nothing") == 2
-    assert str(tmp_path / "nothing") in capsys.readouterr().err
+    assert f"dsv41 plot: {tmp_path / 'nothing'} is no run's folder" in capsys.readouterr().err
+
+
+def test_a_name_is_a_run_too(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "runs" / "tiny" / "20250101-120000", steps=5)
+    (folder / "attempts").mkdir()
+    (folder / "config.yaml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    for name in ("tiny", "20250101-120000", "tiny/20250101-120000", folder.parent):
+        assert plot(name) == 0
+        (folder / "plots" / "metrics.png").unlink()
 
 
 def test_a_run_without_steps_is_named(tmp_path, capsys):
