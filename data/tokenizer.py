@@ -172,6 +172,12 @@ def load_token_map(name: str) -> np.ndarray:
     return token_map
 
 
+@functools.lru_cache(maxsize=4)
+def _highest_id(name: str) -> int:
+    """Of load_tokenizer(name), -1 for an empty one."""
+    return max(load_tokenizer(name).get_vocab().values(), default=-1)
+
+
 def tokenizer_problems(name: str, model: ModelConfig) -> list[str]:
     """Why this tokenizer cannot feed this model, each with both numbers; empty when it can.
 
@@ -182,7 +188,7 @@ def tokenizer_problems(name: str, model: ModelConfig) -> list[str]:
     except ValueError as error:
         return [str(error)]
     size = len(tokenizer)
-    highest = max(tokenizer.get_vocab().values(), default=-1)
+    highest = _highest_id(name)
     if highest != size - 1:
         return [
             f"data.tokenizer={name} has {size:,} tokens but ids up to {highest:,}; Engram needs "

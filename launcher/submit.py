@@ -139,11 +139,13 @@ def _queue(
     new: NewRun | None,
 ) -> Outcome:
     try:
-        return queue.queue(folder, config, sources, given=now, say=_say)
+        job = queue.queue(folder, config, sources, given=now)
     except BaseException:
         if new is not None:
             new.discard()
         raise
+    _say(queue.follow_up(folder, job))
+    return Outcome(ExitCode.DONE, "submitted", 0, f"Submitted as job {job}.")
 
 
 def _begin_here(

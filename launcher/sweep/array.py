@@ -11,7 +11,14 @@ from pathlib import Path
 
 from data.cache.prepare import PreparedSource
 from launcher import freeze
-from launcher.backends.slurm.queue import Submission, check_script, note, refuse_second, sbatch
+from launcher.backends.slurm.queue import (
+    Submission,
+    check_script,
+    note,
+    refuse_second,
+    submitted,
+    writing,
+)
 from launcher.backends.slurm.script import array_script
 from launcher.data_tools.prepare import prepared
 from launcher.messages import labels
@@ -65,19 +72,22 @@ def enqueue_new(
 ) -> list[Point]:
     """Make the runs of further points of a sweep, submit them and return at once.
 
-    Stop 78 with Slurm's words when it refuses the array, 65, 73 or 74 when the data of a point
-    cannot be prepared; nothing is left of the points then.
+    Stop 78 with Slurm's words when it refuses the array, 65 when the data of a point are bad, 73 or
+    74 when something cannot be written; nothing is left of the points then.
     """
     known = sweep.size()
     numbers = range(known, known + len(configs))
     check_script(_script(sweep, configs[0], numbers, configs[0].sweep.concurrency))
     sources = _prepared(configs, labels(overrides))
-    return sweep.add(
+    jobs: list[str] = []
+    points = sweep.add(
         configs,
         overrides,
         flags,
-        begin=lambda points: _submit(sweep, points, configs, sources, say=say),
+        begin=lambda points: jobs.append(_submit(sweep, points, configs, sources)),
     )
+    say(follow_up(sweep, jobs[0], points))
+    return points
 
 
 def enqueue_again(sweep: SweepFolder, points: Sequence[Point], *, say: Say) -> None:
@@ -91,7 +101,7 @@ def enqueue_again(sweep: SweepFolder, points: Sequence[Point], *, say: Say) -> N
     numbers = [point.number for point in points]
     check_script(_script(sweep, configs[0], numbers, sweep.concurrency))
     sources = _prepared(configs, [point.label for point in points])
-    _submit(sweep, points, configs, sources, say=say)
+    say(follow_up(sweep, _submit(sweep, points, configs, sources), points))
 
 
 def wait(sweep: SweepFolder, points: Sequence[Point]) -> None:
@@ -121,23 +131,23 @@ def _submit(
     points: Sequence[Point],
     configs: Sequence[RunConfig],
     sources: Sequence[Sequence[PreparedSource]],
-    *,
-    say: Say,
-) -> None:
+) -> str:
+    """The number of the array."""
     with ExitStack() as held:
         # A task that Slurm starts at once waits for this, until all is noted.
         for point in points:
             if not held.enter_context(point.folder.held()):
                 raise Stop(ExitCode.CONFIG, f"another process is working on {point.folder.path}")
-        for point, config, prepared_ in zip(points, configs, sources, strict=True):
-            first = point.folder.last_attempt() + 1
-            Submission(prepared_, given_now(config), first).write(point.folder)
         numbers = [point.number for point in points]
-        put_text(sweep.script, _script(sweep, configs[0], numbers, sweep.concurrency))
-        job = sbatch(sweep.script)
-        for point in points:
-            note(point.folder, f"{job}_{point.number}")
-    say(follow_up(sweep, job, points))
+        with writing(sweep.path):
+            for point, config, made in zip(points, configs, sources, strict=True):
+                first = point.folder.last_attempt() + 1
+                Submission(made, given_now(config), first).write(point.folder)
+            put_text(sweep.script, _script(sweep, configs[0], numbers, sweep.concurrency))
+            with submitted(sweep.script) as job:
+                for point in points:
+                    note(point.folder, f"{job}_{point.number}")
+    return job
 
 
 def follow_up(sweep: SweepFolder, job: str, points: Sequence[Point]) -> str:

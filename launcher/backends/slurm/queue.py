@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from launcher.run_config import RunConfig
 from launcher.run_dir import RunFolder
 from trainer.disk import put_text
 from trainer.exit_codes import ExitCode
-from trainer.outcome import Outcome
 
 # How sbatch --test-only speaks of a job that may have to wait, which is no reason to refuse it.
 _MAY_WAIT = ("busy", "not available", "unavailable", "drained", "down")
@@ -86,18 +86,18 @@ def queue(
     sources: Sequence[PreparedSource],
     *,
     given: Mapping[str, object],
-    say: Callable[[str], None],
-) -> Outcome:
-    """Submit the run and return at once. Stop 78 with Slurm's words when it refuses the job, or
-    when an earlier job of the run still waits or runs."""
+) -> str:
+    """Submit the run and return at once: the job's number. Stop 78 with Slurm's words when it
+    refuses the job, or when an earlier job of the run still waits or runs; 73 when the run's folder
+    takes no more."""
     refuse_second(folder)
-    Submission(sources, given, folder.last_attempt() + 1).write(folder)
     script = folder.path / "train.sbatch"
-    put_text(script, run_script(config, folder.path))
-    job = sbatch(script)
-    note(folder, job)
-    say(follow_up(folder, job))
-    return Outcome(ExitCode.DONE, "submitted", 0, f"Submitted as job {job}.")
+    with writing(folder.path):
+        Submission(sources, given, folder.last_attempt() + 1).write(folder)
+        put_text(script, run_script(config, folder.path))
+        with submitted(script) as job:
+            note(folder, job)
+    return job
 
 
 def refuse_second(folder: RunFolder) -> None:
@@ -111,13 +111,34 @@ def refuse_second(folder: RunFolder) -> None:
         )
 
 
-def sbatch(script: Path) -> str:
-    """Submit a batch script: the number of the job. Stop 78 with Slurm's words if it refuses."""
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """An OSError while entered as Stop 73."""
+    try:
+        yield
+    except OSError as error:
+        raise Stop(
+            ExitCode.CANNOT_CREATE,
+            f"Cannot write to {error.filename or folder}: {error.strerror or error}; no job is "
+            "left in the queue.\nMake room there, or make it writable.",
+        ) from error
+
+
+@contextmanager
+def submitted(script: Path) -> Iterator[str]:
+    """Submit a batch script: the number of the job, which is cancelled if what is done while
+    entered fails. Stop 78 with Slurm's words if it refuses the job."""
     try:
         said = slurm("sbatch", "--parsable", str(script))
     except SlurmError as error:
         raise _refused(error) from error
-    return said.split()[0].partition(";")[0]
+    job = said.split()[0].partition(";")[0]
+    try:
+        yield job
+    except BaseException:
+        with suppress(SlurmError):
+            slurm("scancel", job)
+        raise
 
 
 def note(folder: RunFolder, job: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,23 +71,48 @@ def test_a_job_that_is_in_the_queue_is_not_joined_by_another(
 ) -> None:
     folder = create(job, overrides=[]).folder
     put(commands, "sbatch", "echo '17;here'")
-    said: list[str] = []
-    outcome = queue(folder, job, [], given={"processes": 3}, say=said.append)
-    assert outcome.reason == "submitted"
-    assert said[0].startswith("Job 17\n")
-    assert "scancel 17" in said[0]
+    assert queue(folder, job, [], given={"processes": 3}) == "17"
     assert Submission.of(folder) == Submission([], {"processes": 3}, 1)
     put(commands, "squeue", "echo 17")
     with pytest.raises(Stop, match=r"Job 17 .* still waits or runs"):
-        queue(folder, job, [], given={}, say=said.append)
+        queue(folder, job, [], given={})
     put(commands, "squeue", "echo 'slurm_load_jobs error: Invalid job id' >&2; exit 1")
-    assert queue(folder, job, [], given={}, say=said.append).reason == "submitted"
+    assert queue(folder, job, [], given={}) == "17"
 
 
 def test_a_refused_run_leaves_nothing(job: RunConfig, commands: Path, cache: Path) -> None:
     put(commands, "sbatch", 'case "$1" in --test-only) ;; *) echo "error: no" >&2; exit 1;; esac')
     assert submit(job, overrides=[]).code == ExitCode.CONFIG
     assert not job.home.exists()
+
+
+def test_a_job_that_cannot_be_noted_is_cancelled_again(
+    job: RunConfig, commands: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: RunFolder, job: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", folder.path / "submitted.json")
+
+    monkeypatch.setattr("launcher.backends.slurm.queue.note", full)
+    put(commands, "sbatch", "echo 17")
+    put(commands, "scancel", f'echo "$@" > {tmp_path}/asked')
+    assert submit(job, overrides=[]).code == ExitCode.CANNOT_CREATE
+    assert (tmp_path / "asked").read_text() == "17\n"
+    assert not job.home.exists()
+
+
+def test_a_run_in_the_queue_stays_when_nobody_reads_on(
+    job: RunConfig, commands: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(text: str) -> None:
+        assert text.startswith("Job 17\n") and "scancel 17" in text
+        raise BrokenPipeError
+
+    monkeypatch.setattr("launcher.submit._say", closed)
+    put(commands, "sbatch", "echo 17")
+    with pytest.raises(BrokenPipeError):
+        submit(job, overrides=[])
+    (run,) = job.home.iterdir()
+    assert (run / "train.sbatch").is_file()
 
 
 def test_a_first_node_without_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from launcher import tools
 from launcher.backends.slurm.queue import Submission
 from launcher.problems import Stop
 from launcher.run_config import RunConfig
+from launcher.run_dir import RunFolder
 from launcher.runs import queue
 from launcher.sweep import array
 from launcher.sweep.folder import Point, SweepFolder, new_sweep
@@ -167,6 +169,23 @@ def test_a_sweep_that_is_refused_leaves_nothing(
     with pytest.raises(Stop, match=told) as raised:
         enqueue(new_sweep(job), seeds(job, 1, 2), [])
     assert raised.value.code == code
+    assert not Path(job.runs_dir).exists()
+
+
+def test_an_array_that_cannot_be_noted_is_cancelled_again(
+    job: RunConfig, command: Commands, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(folder: RunFolder, job: str) -> None:
+        if job == "17_1":
+            raise OSError(errno.ENOSPC, "No space left on device", folder.path)
+
+    monkeypatch.setattr(array, "note", full)
+    command("sbatch", "echo 17")
+    command("scancel", f'echo "$@" > {tmp_path}/asked')
+    with pytest.raises(Stop, match="001: No space left on device; no job is left") as raised:
+        enqueue(new_sweep(job), seeds(job, 1, 2), [])
+    assert raised.value.code == ExitCode.CANNOT_CREATE
+    assert (tmp_path / "asked").read_text() == "17\n"
     assert not Path(job.runs_dir).exists()
 
 
