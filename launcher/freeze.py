@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from launcher.problems import ConfigProblems
 from launcher.run_config import RunConfig
 from launcher.schema import Report, build, setting_name
+
+T = TypeVar("T")
 
 
 def to_yaml(config: RunConfig) -> str:
@@ -42,14 +44,18 @@ def from_yaml(text: str, *, where: str) -> RunConfig:
         tree = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
         raise ConfigProblems([f"{where}: not the configuration of a run ({error})"]) from error
+    return _built(RunConfig, tree, where=where)
+
+
+def _built(kind: type[T], tree: Any, *, where: str) -> T:
     report = Report()
-    config = build(RunConfig, tree, report=report)
+    made = build(kind, tree, report=report)
     if report:
         found = [f"{name} is not a setting of this version" for name in report.unknown]
         found += [f"{name} is missing" for name in report.missing] + report.mistakes
         raise ConfigProblems([f"{where}: {problem}" for problem in found])
-    assert isinstance(config, RunConfig)
-    return config
+    assert isinstance(made, kind)
+    return made
 
 
 class _Dumper(yaml.SafeDumper):
@@ -71,6 +77,16 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(str, _Dumper.quoted)
 _Dumper.add_representer(dict, _Dumper.section)
 _Dumper.add_representer(tuple, _Dumper.line)
+
+
+def plain(section: Any) -> dict[str, Any]:
+    """A section of a configuration as JSON knows it, under the names that users know."""
+    return asdict(section, dict_factory=_settings)
+
+
+def section(kind: type[T], values: Any, *, where: str) -> T:
+    """The inverse of plain. ConfigProblems, naming `where`, for values that it did not write."""
+    return _built(kind, values, where=where)
 
 
 def load(path: Path) -> RunConfig:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 from launcher import freeze
+from launcher.backends.slurm import queue
 from launcher.problems import Stop
 from launcher.run_config import RunConfig
 from launcher.run_dir import NewRun, RunFolder, create, runs_of, taken
@@ -14,10 +16,14 @@ from trainer.exit_codes import ExitCode
 
 Say = Callable[[str], None]
 
-# Settings of the data that do not change what a run computes: those given now count.
+# What does not change what a run computes, so that what is given now counts: settings of the data,
+# for one attempt, and sections that say how a run is launched, watched and shown.
 GIVEN_NOW = ("cache_dir", "processes", "accept_changed")
-# These and settings that say where a run lies and how it is started.
-NOT_COMPARED = frozenset({"id", "resume", "runs_dir", *(f"data.{name}" for name in GIVEN_NOW)})
+SECTIONS = ("launcher", "resilience", "logging", "cluster")
+# These and settings that say where a run lies and how it is begun.
+NOT_COMPARED = frozenset(
+    {"id", "resume", "runs_dir", *SECTIONS, *(f"data.{name}" for name in GIVEN_NOW)}
+)
 
 
 def open_run(
@@ -40,7 +46,10 @@ def open_run(
     elif config.resume == "auto" and config.id is None:
         folder = _newest(config, held=held, say=say)
     if folder is not None:
+        queue.refuse_second(folder)
         say(f"Continuing {folder.path}, attempt {folder.last_attempt() + 1}.")
+        for change in moved(folder, config):
+            say(f"  {change}")
         return folder
     if config.resume == "auto":
         what = f"run {config.id}" if config.id else f"unfinished run of {config.name}"
@@ -51,15 +60,43 @@ def open_run(
     return new
 
 
-def given_now(given: RunConfig) -> dict[str, object]:
-    """What of the settings given concerns this attempt alone."""
-    return {name: getattr(given.data, name) for name in GIVEN_NOW}
+def given_now(given: RunConfig, *, frozen: RunConfig) -> dict[str, Any]:
+    """What of the settings given is not the frozen run's, but its next attempt's: of the data, and
+    whole sections that differ. For attempts/NNN/given.json."""
+    found: dict[str, Any] = {"data": {name: getattr(given.data, name) for name in GIVEN_NOW}}
+    for name in SECTIONS:
+        if getattr(given, name) != getattr(frozen, name):
+            found[name] = freeze.plain(getattr(given, name))
+    return found
 
 
-def continued(folder: RunFolder, now: Mapping[str, object]) -> RunConfig:
+def continued(folder: RunFolder, now: Mapping[str, Any]) -> RunConfig:
     """The configuration of a run that goes on: its own, with what `given_now` says."""
     own = freeze.load(folder.config_file)
-    return replace(own, data=replace(own.data, **now))  # pyright: ignore[reportArgumentType]
+    parts = {
+        name: freeze.section(type(getattr(own, name)), now[name], where=f"{folder.path}: {name}")
+        for name in SECTIONS
+        if name in now
+    }
+    return replace(own, data=replace(own.data, **now.get("data", {})), **parts)
+
+
+def as_last(folder: RunFolder) -> RunConfig:
+    """The configuration of a run, launched, watched and shown as the last time; before it was begun
+    as it was made."""
+    given = queue.given_to_next(folder)
+    if given is None:
+        last = folder.last_attempt()
+        given = folder.attempt(last).given() if last else {}
+    return continued(folder, {name: given[name] for name in SECTIONS if name in given})
+
+
+def moved(folder: RunFolder, config: RunConfig) -> list[str]:
+    """How `config` launches, watches and shows the run otherwise than the last time."""
+    last, found = as_last(folder), list[str]()
+    for name in SECTIONS:
+        found += freeze.differences(getattr(last, name), getattr(config, name), path=name)
+    return found
 
 
 def _given(config: RunConfig, *, held: ExitStack) -> RunFolder:

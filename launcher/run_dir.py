@@ -159,7 +159,7 @@ class Attempt:
         return [PreparedSource.from_dict(source) for source in given]
 
     def write_given(self, values: Mapping[str, object]) -> None:
-        """Settings of the data that hold for this attempt alone, whatever the run's own are."""
+        """Settings that hold for this attempt, whatever the run's own are: `resume.given_now`."""
         (self.path / "given.json").write_text(json.dumps(dict(values)) + "\n", "utf-8")
 
     def given(self) -> dict[str, Any]:

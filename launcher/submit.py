@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from data.cache.prepare import PreparedSource
+from launcher import freeze
 from launcher.backends.slurm import queue
 from launcher.data_tools.prepare import prepared
 from launcher.environment import code_digest
@@ -51,9 +52,10 @@ def submit(config: RunConfig, *, overrides: Sequence[str], flags: Sequence[str] 
         sources = prepared(config)  # before there is a run, and before any process group
         with ExitStack() as held:
             run = open_run(config, overrides=overrides, flags=flags, held=held, say=_say)
-            now = given_now(config)
             if isinstance(run, NewRun):
+                now = given_now(config, frozen=config)
                 return _train(run.folder, run.config, sources, command, now=now, new=run)
+            now = given_now(config, frozen=freeze.load(run.config_file))
             return _train(run, continued(run, now), sources, command, now=now)
     except Stop as stop:
         print(f"dsv41-train: {stop.message}", file=sys.stderr, flush=True)
@@ -61,7 +63,7 @@ def submit(config: RunConfig, *, overrides: Sequence[str], flags: Sequence[str] 
 
 
 def go_on(folder: RunFolder, now: Mapping[str, object]) -> Outcome:
-    """Go on with a run as it is. now: settings of the data for this attempt alone.
+    """Go on with a run as it is. now: what `given_now` says of this attempt.
 
     Stop 78 when it is finished or another process works on it.
     """
@@ -72,6 +74,7 @@ def go_on(folder: RunFolder, now: Mapping[str, object]) -> Outcome:
             f"{folder.path} is finished: all {config.train.steps:,} steps are done. To train "
             f"further, give more: train.steps={2 * config.train.steps}",
         )
+    queue.refuse_second(folder)
     sources = prepared(config)
     with folder.held() as ours:
         if not ours:
@@ -93,7 +96,7 @@ def begin_at(
     )
     with new.folder.held() as ours:
         assert ours, "a folder that was just made is held by another process"
-        now, command = given_now(config), resume_words(new.folder)
+        now, command = given_now(config, frozen=config), resume_words(new.folder)
         return new.folder, _train(new.folder, new.config, sources, command, now=now, new=new)
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from launcher import freeze
 from launcher.composed import composed_run
 from launcher.problems import Stop
+from launcher.resume import SECTIONS
 from launcher.run_config import RunConfig
 from launcher.run_dir import RunFolder
 from launcher.runs.view import read_json
@@ -52,12 +52,14 @@ def with_changes(old: Words, overrides: Sequence[str]) -> Words:
     return replace(old, overrides=(*kept, *overrides))
 
 
-def changed(folder: RunFolder, old: Words, new: Words) -> RunConfig:
-    """The run's own configuration with exactly what the new words change in it.
+def changed(own: RunConfig, old: Words, new: Words, *, named: Sequence[str]) -> RunConfig:
+    """A run's own configuration with exactly what the new words change in it.
 
     Both are composed now and here, and only where they differ is the run's own configuration
     touched: what has changed since in conf/, or in experiments of the user's own, does not creep
-    in, and paths given then are those of then. ConfigProblems lists all that is wrong.
+    in, and paths given then are those of then. named: the words that were added. Of sections in
+    which a run may have changed since it was made, what they name is set even if it does not
+    differ. ConfigProblems lists all that is wrong.
     """
     if old.config_dir is not None and not Path(old.config_dir).is_dir():
         raise Stop(
@@ -69,7 +71,11 @@ def changed(folder: RunFolder, old: Words, new: Words) -> RunConfig:
         composed_run(w.overrides, config_dir=w.config_dir, config_name=w.config_name, rules=())
         for w in (old, new)
     )
-    return transplanted(freeze.load(folder.config_file), before, after)
+    found = transplanted(own, before, after)
+    for key in map(_key, named):
+        if key.partition(".")[0] in SECTIONS:
+            found = _with(found, after, key.split("."))
+    return found
 
 
 def transplanted(own: T, before: T, after: T) -> T:
@@ -85,6 +91,15 @@ def transplanted(own: T, before: T, after: T) -> T:
     if isinstance(own, dict) and all(isinstance(p, dict) and p.keys() == own.keys() for p in parts):
         return {k: transplanted(own[k], parts[1][k], parts[2][k]) for k in own}  # pyright: ignore
     return own if before == after else after
+
+
+def _with(own: Any, other: Any, path: Sequence[str]) -> Any:
+    """`own` with what `other` has at `path`."""
+    if not path or not is_dataclass(own):
+        return other
+    name = path[0]
+    part = _with(getattr(own, name), getattr(other, name), path[1:])
+    return replace(own, **{name: part})  # pyright: ignore[reportArgumentType]
 
 
 def _key(override: str) -> str:

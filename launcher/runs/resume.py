@@ -1,8 +1,9 @@
 """`dsv41 resume RUN [NAME=VALUE ...]`: go on with a run, or begin a new one where it stands.
 
-Without changes it is the same run: same id, same snapshot of the code, next attempt. With changes
-it is a new run, whose lineage.json names its parent and the step, and which begins with the
-parent's newest whole checkpoint.
+Without changes it is the same run: same id, same snapshot of the code, next attempt. So it is with
+changes of how it is launched, watched or shown, which its attempts keep from then on; config.yaml
+stays as it was made. With others it is a new run, whose lineage.json names its parent and the step,
+and which begins with the parent's newest whole checkpoint.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ from trainer.outcome import Outcome
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Goes on with a run that stopped, failed or was killed. With NAME=VALUE it begins a new "
-        "run with the settings of the old one but for those, at its newest whole checkpoint; the "
-        "old one stays as it is. Changes with which the checkpoint cannot be used are refused, all "
-        "at once. Ends with the exit code of the run."
+        "Goes on with a run that stopped, failed or was killed. NAME=VALUE of launcher, "
+        "resilience, logging or cluster holds for the same run from then on. Any other begins a "
+        "new run with the settings of the old one but for those, at its newest whole checkpoint; "
+        "the old one stays as it is. Changes with which the checkpoint cannot be used are refused, "
+        "all at once. Ends with the exit code of the run."
     )
     add_run(parser)
     parser.add_argument("overrides", nargs="*", metavar="NAME=VALUE", help="as for dsv41-train")
@@ -68,27 +70,29 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _resume(args: argparse.Namespace, out: int) -> tuple[RunFolder, Outcome]:
-    from launcher.resume import NOT_COMPARED, given_now
+    from launcher.resume import NOT_COMPARED, as_last, given_now, moved
     from launcher.submit import go_on
 
     folder = RunFolder(named(args.run, args.runs_dir).path.absolute())
-    own = config = freeze.load(folder.config_file)
+    own = config = as_last(folder)
     old = words_of(folder)
     if args.config_dir is not None:
         old = replace(old, config_dir=os.path.abspath(args.config_dir))
     new = with_changes(old, args.overrides)
     if args.overrides:
-        config = changed(folder, old, new)
+        config = changed(own, old, new, named=args.overrides)
     changes = freeze.differences(own, config, skip=NOT_COMPARED)
     if changes:
-        return _begin(folder, own, config, new, changes)
+        return _begin(folder, own, config, new, [*changes, *moved(folder, config)])
     if args.overrides and config == own:
         print(f"{' '.join(args.overrides)} changes nothing.", flush=True)
     _require(config, [])
     if config.launcher.kind == "local" and code_digest(folder.code) != code_digest(HOME):
         print(f"The code has changed since; the run goes on with {folder.code}.", flush=True)
         _as_the_snapshot(folder, args, out)
-    return folder, go_on(folder, given_now(config))
+    if changes := moved(folder, config):
+        print("The same run goes on with:", *changes, sep="\n  ", flush=True)
+    return folder, go_on(folder, given_now(config, frozen=freeze.load(folder.config_file)))
 
 
 def _begin(

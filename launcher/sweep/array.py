@@ -142,7 +142,7 @@ def _submit(
         with writing(sweep.path):
             for point, config, made in zip(points, configs, sources, strict=True):
                 first = point.folder.last_attempt() + 1
-                Submission(made, given_now(config), first).write(point.folder)
+                Submission(made, given_now(config, frozen=config), first).write(point.folder)
             put_text(sweep.script, _script(sweep, configs[0], numbers, sweep.concurrency))
             with submitted(sweep.script) as job:
                 for point in points:

@@ -50,8 +50,9 @@ def test_stop_resume_and_resume_with_changes(place: Place) -> None:
     assert refused.code == 78 and refused.text.count("keep it") == 2
     assert place.runs() == [run]
 
-    done = place.run("dsv41", "resume", "small", "--json")
+    done = place.run("dsv41", "resume", "small", "--json", "launcher=torchrun")
     assert done.code == 0, done.text
+    assert "launcher.kind: local -> torchrun" in done.err
     document = json.loads(done.out)
     assert (document["state"], document["attempts"]) == ("done", 2)
     assert f"resuming after step {step}" in done.err

@@ -100,6 +100,16 @@ def queue(
     return job
 
 
+def given_to_next(folder: RunFolder) -> Mapping[str, Any] | None:
+    """What the next attempt of a submitted run was given; None when no attempt is to come of it, or
+    one has."""
+    try:
+        submission = Submission.of(folder)
+    except Stop:
+        return None
+    return submission.given if submission.first_attempt > folder.last_attempt() else None
+
+
 def refuse_second(folder: RunFolder) -> None:
     """Stop 78 when an earlier job of the run still waits or runs."""
     last = _submitted(folder).get("job")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import ExitStack
 from dataclasses import replace
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends.slurm import queue
+from launcher.backends.slurm.queue import Submission, note
 from launcher.problems import Stop
-from launcher.resume import continued, given_now, open_run
+from launcher.resume import as_last, continued, given_now, moved, open_run
 from launcher.run_config import RunConfig
 from launcher.run_dir import NewRun, RunFolder, create
 from trainer.exit_codes import ExitCode
@@ -127,8 +130,59 @@ def test_a_continued_run_keeps_its_settings_but_for_this_attempt(
     changes = {"cache_dir": "/elsewhere", "processes": 3, "accept_changed": True}
     given = replace(auto, data=replace(auto.data, **changes))
     assert opened(given)[0] == folder
-    found = continued(folder, given_now(given))
+    found = continued(folder, given_now(given, frozen=tiny))
     assert found == replace(tiny, id="x", data=replace(tiny.data, **changes))
+    folder.attempt(1).write_given(given_now(given, frozen=tiny))
+    assert as_last(folder) == replace(tiny, id="x")  # they hold for one attempt
+
+
+def elsewhere(config: RunConfig) -> RunConfig:
+    """The same run, launched, watched and shown otherwise."""
+    slurm = replace(config.launcher.slurm, partition="b", setup=("module load cuda",))
+    return replace(
+        config,
+        launcher=replace(config.launcher, kind="torchrun", slurm=slurm),
+        resilience=replace(config.resilience, grace_s=9.0),
+        logging=replace(config.logging, every=7),
+        cluster=replace(config.cluster, device_memory_gb=80.0),
+    )
+
+
+def test_where_a_run_is_launched_is_not_what_it_computes(tiny: RunConfig, auto: RunConfig) -> None:
+    folder = made(tiny, "x", ExitCode.AGAIN)
+    before = folder.config_file.read_text()
+    run, said = opened(elsewhere(auto))
+    assert run == folder
+    assert "launcher.kind: local -> torchrun" in said and "logging.every: 1 -> 7" in said
+    now = json.loads(json.dumps(given_now(elsewhere(auto), frozen=tiny)))
+    assert continued(folder, now) == replace(elsewhere(tiny), id="x")
+    assert as_last(folder) == replace(tiny, id="x")
+
+    # From then on it is launched like that, until it is launched otherwise.
+    folder.new_attempt().write_given(now)
+    assert as_last(folder) == replace(elsewhere(tiny), id="x")
+    assert moved(folder, elsewhere(tiny)) == []
+    folder.new_attempt().write_given(given_now(tiny, frozen=tiny))
+    assert as_last(folder) == replace(tiny, id="x")
+    assert folder.config_file.read_text() == before
+
+
+def test_a_job_that_has_begun_nothing_is_the_last_launch(tiny: RunConfig) -> None:
+    folder = made(tiny, "x", ExitCode.AGAIN)
+    now = given_now(elsewhere(tiny), frozen=tiny)
+    Submission([], now, 2).write(folder)
+    assert as_last(folder).launcher.kind == "torchrun"
+    folder.new_attempt().write_given({})
+    assert as_last(folder).launcher.kind == "local"
+
+
+def test_a_run_that_waits_in_a_queue_is_left_there(
+    tiny: RunConfig, auto: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made(tiny, "x", ExitCode.AGAIN)
+    note(folder, "4711")
+    monkeypatch.setattr(queue, "is_listed", lambda job: job == "4711")
+    assert "Job 4711 of" in refused(elsewhere(auto))
 
 
 def test_a_given_id_that_does_not_exist_is_new(auto: RunConfig) -> None:

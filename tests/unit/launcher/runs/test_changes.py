@@ -70,11 +70,15 @@ def test_changes_leave_the_rest_as_it_was_made(
     (configs / "mine.yaml").write_text(experiment % 0.9)
     monkeypatch.chdir(tmp_path)
     old = words_of(folder)
-    found = changed(folder, old, with_changes(old, ["optim.lr=1e-3"]))
+
+    def found_with(word: str) -> RunConfig:
+        return changed(own, old, with_changes(old, [word]), named=[word])
+
+    found = found_with("optim.lr=1e-3")
     assert found == replace(own, optim=replace(own.optim, lr=1e-3))
-    found = changed(folder, old, with_changes(old, ["data.paths=[more.txt]"]))
+    found = found_with("data.paths=[more.txt]")
     assert found.data.paths == (str(tmp_path / "more.txt"),)
-    found = changed(folder, old, with_changes(old, ["optim=pretrain"]))
+    found = found_with("optim=pretrain")
     assert found.optim.name == "pretrain" and found.model == own.model
 
 
@@ -82,7 +86,7 @@ def test_wrong_words_are_all_told(tiny: RunConfig) -> None:
     folder = made(tiny, ["+experiment=tiny"])
     old = words_of(folder)
     with pytest.raises(ConfigProblems) as caught:
-        changed(folder, old, with_changes(old, ["optim.lrr=1", "train.stebs=4"]))
+        changed(tiny, old, with_changes(old, ["optim.lrr=1", "train.stebs=4"]), named=[])
     assert "did you mean optim.lr?" in caught.value.message
     assert "did you mean train.steps?" in caught.value.message
 
@@ -90,7 +94,7 @@ def test_wrong_words_are_all_told(tiny: RunConfig) -> None:
 def test_a_folder_of_groups_that_is_gone(tiny: RunConfig) -> None:
     folder = made(tiny, ["+experiment=mine"], "--config-dir", "/gone")
     with pytest.raises(Stop) as caught:
-        changed(folder, words_of(folder), words_of(folder))
+        changed(tiny, words_of(folder), words_of(folder), named=[])
     assert caught.value.code == ExitCode.CONFIG and "--config-dir" in caught.value.message
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from launcher import submit, tools
 from launcher.own_packages import HOME
+from launcher.resume import continued
 from launcher.run_config import RunConfig
 from launcher.run_dir import RunFolder, create
 from trainer.exit_codes import ExitCode
@@ -64,7 +65,7 @@ def resume(run: RunFolder, *words: str) -> int:
 def test_without_changes_it_is_the_same_run(run: RunFolder, calls: list[tuple]) -> None:
     assert resume(run) == ExitCode.AGAIN
     ((kind, folder, now),) = calls
-    assert (kind, folder) == ("same", run) and now["accept_changed"] is False
+    assert (kind, folder) == ("same", run) and now["data"]["accept_changed"] is False
 
 
 def test_words_that_change_nothing_are_no_reason_for_a_new_one(
@@ -73,7 +74,7 @@ def test_words_that_change_nothing_are_no_reason_for_a_new_one(
     resume(run, "seed=1")
     assert calls[0][0] == "same" and "seed=1 changes nothing" in capfd.readouterr().out
     resume(run, "data.accept_changed=true")
-    assert calls[1][0] == "same" and calls[1][2]["accept_changed"] is True
+    assert calls[1][0] == "same" and calls[1][2]["data"]["accept_changed"] is True
 
 
 def test_with_changes_it_is_a_new_run_beside_it(
@@ -90,6 +91,42 @@ def test_with_changes_it_is_a_new_run_beside_it(
     )
     assert config == expected and config.id is None
     assert "train.steps: 90 -> 200" in capfd.readouterr().out
+
+
+def test_another_launch_is_the_same_run(run: RunFolder, calls: list[tuple], capfd) -> None:
+    """And stays with it, until something else is asked for."""
+    before = run.config_file.read_text()
+    words = ("launcher=torchrun", "launcher.torchrun.port=29500", "resilience.grace_s=9")
+    resume(run, *words, "logging.every=5")
+    kind, folder, now = calls[0]
+    assert (kind, folder) == ("same", run) and set(now) == {
+        *("data", "launcher", "resilience", "logging")
+    }
+    assert continued(run, now).launcher.torchrun.port == 29500
+    told = capfd.readouterr().out
+    assert "launcher.kind: local -> torchrun" in told and "logging.every: 1 -> 5" in told
+
+    run.new_attempt().write_given(now)
+    resume(run)
+    assert calls[1][2] == now and "launcher" not in capfd.readouterr().out
+    resume(run, "launcher.torchrun.port=null", "logging.every=1")  # as it was made
+    again = continued(run, calls[2][2])
+    assert (again.launcher.kind, again.launcher.torchrun.port) == ("torchrun", None)
+    assert (again.resilience.grace_s, again.logging.every) == (9, 1)
+    resume(run, "launcher=local")
+    assert "launcher" not in calls[3][2]
+    assert run.config_file.read_text() == before
+    assert [kind for kind, *_ in calls] == ["same"] * 4
+
+
+def test_a_new_run_is_launched_like_its_parent(run: RunFolder, calls: list[tuple], capfd) -> None:
+    resume(run, "launcher=torchrun")
+    run.new_attempt().write_given(calls[0][2])
+    resume(run, "train.steps=200", "resilience.grace_s=9")
+    kind, config, *_ = calls[1]
+    assert (kind, config.launcher.kind, config.train.steps) == ("new", "torchrun", 200)
+    told = capfd.readouterr().out.partition("A new run begins with")[2]
+    assert "train.steps: 90 -> 200" in told and "resilience.grace_s: 60.0 -> 9.0" in told
 
 
 def test_json_alone_is_on_standard_output(run: RunFolder, calls: list[tuple], capfd) -> None:

@@ -97,9 +97,8 @@ def test_one_array_for_all_points_and_only_what_ended_badly_again(
     assert said[0].startswith("Job 17, an array of 3 points\n")
     assert f"dsv41 sweep status {sweep.path}" in said[0]
     assert array_line(sweep) == "#SBATCH --array=0-2"
-    assert Submission.of(points[2].folder) == Submission(
-        [], {"cache_dir": job.data.cache_dir, "processes": None, "accept_changed": False}, 1
-    )
+    data = {"cache_dir": job.data.cache_dir, "processes": None, "accept_changed": False}
+    assert Submission.of(points[2].folder) == Submission([], {"data": data}, 1)
 
     command("squeue", "echo 17 17 17_2; echo 18 17 17_0; echo 19 17 17_1")
     assert [p.state(p.view()) for p in points] == [f"waiting (slurm job 17_{n})" for n in range(3)]
