@@ -24,6 +24,7 @@ from launcher.messages import labels
 from launcher.problems import ConfigProblems
 from launcher.run_config import RunConfig
 from launcher.sweep import array
+from launcher.sweep.composing import Composer
 from launcher.sweep.folder import Point as SweepPoint
 from launcher.sweep.folder import SweepFolder, new_sweep
 from launcher.sweep.objective import objective
@@ -93,8 +94,9 @@ class PointLauncher(Launcher):
         assert self._context is not None and self._config is not None
         points: list[Point] = []
         found: dict[str, list[str]] = {}
+        compose = Composer(self._context.config_loader, self._config)
         for overrides, label in zip(job_overrides, labels(job_overrides), strict=True):
-            cfg = self._context.config_loader.load_sweep_config(self._config, list(overrides))
+            cfg = compose(overrides)
             if cfg.hydra.launcher != self._config.hydra.launcher:
                 ignored = (
                     "Hydra ignores a hydra/launcher chosen inside an experiment when it sweeps"

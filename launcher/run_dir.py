@@ -46,6 +46,11 @@ class RunFolder:
         return self.path / "code"
 
     @property
+    def environment_file(self) -> Path:
+        """What it was started with, see `launcher.environment`."""
+        return self.path / "env.json"
+
+    @property
     def attempts(self) -> Path:
         return self.path / "attempts"
 
@@ -246,11 +251,13 @@ def create(
     overrides: Sequence[str],
     flags: Sequence[str] = (),
     begin: Callable[[RunFolder], None] | None = None,
+    twin: RunFolder | None = None,
 ) -> NewRun:
     """Make the folder of a new run, exclusively, with an id if `config` has none.
 
     flags: options that belong to the overrides, kept in env.json. begin: puts there what the run
-    begins with.
+    begins with. twin: a run of the same command, whose env.json and snapshot of the code it shares,
+    by hard links where the disk has them.
     Filled under a temporary name and renamed, so it appears whole. When that fails nothing is left
     behind, not even a parent folder made on the way; Stop 73 says what failed and the fix, Stop 78
     that the id is taken.
@@ -262,7 +269,7 @@ def create(
     made = [p for p in (config.home, *config.home.parents) if not p.exists()]
     try:
         temporary.mkdir(parents=True)
-        _fill(RunFolder(temporary), config, overrides, flags)
+        _fill(RunFolder(temporary), config, overrides, flags, twin)
         if begin is not None:
             begin(RunFolder(temporary))
         if folder.path.exists():  # rename would silently replace an empty folder
@@ -320,17 +327,37 @@ def _remove(folder: Path, *, parents: Sequence[Path]) -> None:
 
 
 def _fill(
-    folder: RunFolder, config: RunConfig, overrides: Sequence[str], flags: Sequence[str]
+    folder: RunFolder,
+    config: RunConfig,
+    overrides: Sequence[str],
+    flags: Sequence[str],
+    twin: RunFolder | None,
 ) -> None:
     folder.config_file.write_text(freeze.to_yaml(config), "utf-8")
     text = "".join(f"{override}\n" for override in overrides)
     # A file name that is no UTF-8 reaches Python as lone surrogates.
     (folder.path / "overrides.txt").write_text(text, "utf-8", errors="surrogateescape")
+    for name in ("attempts", "checkpoints", "plots"):
+        (folder.path / name).mkdir()
+    if twin is not None:
+        _shared(twin.environment_file, folder.environment_file)
+        shutil.copytree(
+            twin.code,
+            folder.code,
+            copy_function=_shared,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+        return
     known = {**describe(), "flags": list(flags)}
-    (folder.path / "env.json").write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+    folder.environment_file.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
     for name in NAMES:
         shutil.copytree(
             HOME / name, folder.code / name, ignore=shutil.ignore_patterns("__pycache__")
         )
-    for name in ("attempts", "checkpoints", "plots"):
-        (folder.path / name).mkdir()
+
+
+def _shared(source: Path | str, target: Path | str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

@@ -123,7 +123,9 @@ class SweepFolder:
         try:
             for config, words in zip(configs, overrides, strict=True):
                 own = self._own(config, number=len(known["points"]))
-                made.append(create(own, overrides=words, flags=flags))
+                # The same code for all, also if somebody edits it meanwhile.
+                twin = self._twin(known["points"])
+                made.append(create(own, overrides=words, flags=flags, twin=twin))
                 known["points"].append({"run": own.id, "overrides": list(words), "label": ""})
             every = [point["overrides"] for point in known["points"]]
             for point, label in zip(known["points"], labels(every), strict=True):
@@ -156,6 +158,11 @@ class SweepFolder:
                 file.unlink(missing_ok=True)
         for run in reversed(made):  # the first one made the folders that all lie in
             run.discard()
+
+    def _twin(self, known: Sequence[dict[str, Any]]) -> RunFolder | None:
+        """The first of the points that is still there."""
+        folders = (RunFolder(self.path / point["run"]) for point in known)
+        return next((folder for folder in folders if folder.code.is_dir()), None)
 
 
 def new_sweep(config: RunConfig) -> SweepFolder:

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, open_dict
 from launcher import freeze, hydra_launcher
 from launcher.hydra_launcher import Point, given_ids
 from launcher.messages import labels
+from launcher.own_packages import HOME
 from launcher.problems import ConfigProblems
 from launcher.run_config import RunConfig
 from launcher.sweep import array
@@ -65,6 +66,11 @@ def test_points_are_runs_of_one_folder(sweep) -> None:
     assert [c.id for c in configs] == ["000", "001", "002", "003"]
     assert len({point.folder.path.parent for point in started}) == 1
     assert [point.label for point in started][2] == "seed=2 optim.lr=1"
+    code = [point.folder.code / "launcher" / "cli.py" for point in started]
+    assert {file.stat().st_ino for file in code} == {code[0].stat().st_ino}  # one snapshot for all
+    assert code[0].read_bytes() == (HOME / "launcher" / "cli.py").read_bytes()
+    known = {(point.folder.path / "env.json").read_text() for point in started}
+    assert len(known) == 1
 
 
 @pytest.mark.parametrize("code", [ExitCode.INTERRUPTED, ExitCode.DIVERGED])
