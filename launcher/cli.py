@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -47,6 +48,8 @@ def main() -> NoReturn:
     """The command's entry point; ends with the exit code of the run."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here, not to Hydra's own printing
     sys.argv[1:] = together([DRY_RUN.get(word, word) for word in sys.argv[1:]])
+    if not sys.warnoptions:  # what libraries say to one another
+        warnings.simplefilter("ignore", FutureWarning)
     OmegaConf.register_new_resolver("dsv41_help", help_text.render, replace=True)
     hydra_launcher.register()
     try:
@@ -63,7 +66,7 @@ def main() -> NoReturn:
         if problems is None:
             _bug()
         _refuse(problems)
-    sys.exit(ExitCode.DONE)  # --help, --cfg and the like come back
+    sys.exit(hydra_launcher.finish())  # sweepers, --help, --cfg and the like come back
 
 
 def together(argv: Sequence[str]) -> list[str]:

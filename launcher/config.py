@@ -112,15 +112,45 @@ class ClusterConfig:
 
 
 @dataclass(frozen=True)
+class AshaConfig:
+    """When asynchronous successive halving compares the points of a sweep: after grace_steps steps,
+    then each time their number is `reduction` times as high. Of those that have come so far, the
+    best of each `reduction` train on. grace_steps: None = a tenth of train.steps.
+    """
+
+    grace_steps: int | None = None
+    reduction: int = 3
+
+    def problems(self) -> list[str]:
+        found = []
+        if self.grace_steps is not None and self.grace_steps < 1:
+            found.append(f"sweep.asha.grace_steps={self.grace_steps} must be 1 or more, or null")
+        if self.reduction < 2:
+            found.append(f"sweep.asha.reduction={self.reduction} must be 2 or more")
+        return found
+
+    def rungs(self, steps: int) -> list[int]:
+        """The steps at which runs of so many steps are compared, in order."""
+        found = [self.grace_steps or -(-steps // 10)]
+        while found[-1] * self.reduction < steps:
+            found.append(found[-1] * self.reduction)
+        return found
+
+
+@dataclass(frozen=True)
 class SweepConfig:
     """How `-m` runs its points: `concurrency` of them at the same time. None = one after another;
     on Slurm as many as there is room for.
 
     metric: what is compared, the lowest is the best. auto = eval_loss where points evaluate.
+    scheduler: None = all points train to their end; asha = bad ones are stopped early, see
+    AshaConfig.
     """
 
     concurrency: int | None = None
     metric: Literal["auto", "eval_loss", "loss"] = "auto"
+    scheduler: Literal["asha"] | None = None
+    asha: AshaConfig = field(default_factory=AshaConfig)
 
     def problems(self) -> list[str]:
         if self.concurrency is None or self.concurrency >= 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from launcher.sweep.composing import Composer
 from launcher.sweep.folder import Point as SweepPoint
 from launcher.sweep.folder import SweepFolder, new_sweep
 from launcher.sweep.objective import objective
-from launcher.sweep.running import run_points
+from launcher.sweep.running import run_points, tell_end
 from launcher.validate import examine, messages
 from trainer.exit_codes import ExitCode
 
@@ -54,12 +55,17 @@ class PointLauncher(Launcher):
         self._context: HydraContext | None = None
         self._config: DictConfig | None = None
         self._sweep: SweepFolder | None = None
+        self._code: int = ExitCode.DONE
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
+        global _latest
         self._context = hydra_context
         self._config = config
+        _latest = self
+        # It would tell of each trial beside our table, on standard error.
+        logging.getLogger("optuna").setLevel(logging.WARNING)
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
@@ -67,32 +73,60 @@ class PointLauncher(Launcher):
         """Run the points, or put them into Slurm's queue. Under our own sweeper the command ends
         here, with the exit code of the sweep; any other (hydra/sweeper=optuna) gets the objective
         of each point, so its points are waited for on Slurm too, and may ask for more, which join
-        the same sweep."""
+        the same sweep until `finish`. Of those, a point that cannot be trained is told and gets the
+        worst objective; at the first time all must be sound."""
         assert self._config is not None
-        points = self._validated(job_overrides)
-        configs = [point.config for point in points]
-        if any(config.launcher.slurm.dry_run for config in configs):
-            print(array.preview(configs), flush=True)
+        points, problems = self._validated(job_overrides)
+        if problems and self._sweep is None:
+            raise ConfigProblems(problems)
+        if problems:
+            print("Left out:", *problems, sep="\n  ", file=sys.stderr, flush=True)
+        sound = [point for point in points if point is not None]
+        if any(point.config.launcher.slurm.dry_run for point in sound):
+            print(array.preview([point.config for point in sound]), flush=True)
             sys.exit(ExitCode.DONE)
-        self._sweep = self._sweep or new_sweep(configs[0])
+        added = iter(self._run(sound) if sound else [])
+        return [
+            _returned(self._sweep, overrides, next(added) if point else None)
+            for overrides, point in zip(job_overrides, points, strict=True)
+        ]
+
+    def _run(self, points: Sequence[Point]) -> Sequence[SweepPoint]:
+        assert self._config is not None
+        first, configs = self._sweep is None, [point.config for point in points]
+        words = [point.overrides for point in points]
+        if self._sweep is None:
+            self._sweep = new_sweep(configs[0])
+            with read_write(self._config.hydra):  # where sweepers put their own files
+                self._config.hydra.sweep.dir = str(self._sweep.path)
         flags = config_flags(self._config.hydra)
         asks_again = not self._config.hydra.sweeper.get("_target_", "").startswith(PLUGIN_MODULE)
         if configs[0].launcher.kind == "slurm":
-            added = array.enqueue_new(self._sweep, configs, job_overrides, flags=flags, say=_say)
+            added = array.enqueue_new(self._sweep, configs, words, flags=flags, say=_say)
             code = ExitCode.DONE
             if asks_again:
                 array.wait(self._sweep, added)
         else:
-            added = self._sweep.add(configs, job_overrides, flags)
-            code = run_points(self._sweep, added)
+            added = self._sweep.add(configs, words, flags)
+            code = run_points(self._sweep, added, first=first, last=not asks_again)
         if not asks_again or code in (ExitCode.INTERRUPTED, ExitCode.AGAIN):
             # Past Hydra by SystemExit: its own way back carries no exit code.
             sys.exit(code)
-        return [_returned(self._sweep, point) for point in added]
+        self._code = code or self._code
+        return added
 
-    def _validated(self, job_overrides: Sequence[Sequence[str]]) -> list[Point]:
+    def finish(self) -> int:
+        """Close a sweep whose sweeper has had enough; its exit code."""
+        if self._sweep is not None:
+            tell_end(self._sweep)
+        return self._code
+
+    def _validated(
+        self, job_overrides: Sequence[Sequence[str]]
+    ) -> tuple[list[Point | None], list[str]]:
+        """The points, None where one cannot be trained, and why."""
         assert self._context is not None and self._config is not None
-        points: list[Point] = []
+        points: list[Point | None] = []
         found: dict[str, list[str]] = {}
         compose = Composer(self._context.config_loader, self._config)
         for overrides, label in zip(job_overrides, labels(job_overrides), strict=True):
@@ -105,21 +139,31 @@ class PointLauncher(Launcher):
             config, report = examine(_without_hydra(cfg))
             for problem in messages(report):
                 found.setdefault(problem, []).append(label)
-            if config is not None:
-                points.append(Point(tuple(overrides), config))
-        found.update(given_ids(points))
+            points.append(None if config is None else Point(tuple(overrides), config))
+        sound = [point for point in points if point is not None]
+        found.update(given_ids(sound))
         every = labels(job_overrides)
-        found.update(dict.fromkeys(array.mixed([p.config for p in points]), every))
-        if found:
-            raise ConfigProblems([_with_points(p, who, job_overrides) for p, who in found.items()])
-        return points
+        found.update(dict.fromkeys(array.mixed([p.config for p in sound]), every))
+        return points, [_with_points(p, who, job_overrides) for p, who in found.items()]
 
 
-def _returned(sweep: SweepFolder, point: SweepPoint) -> JobReturn:
+_latest: PointLauncher | None = None
+
+
+def finish() -> int:
+    """After Hydra has come back: close the sweep that it has run, if it has; the exit code."""
+    return ExitCode.DONE if _latest is None else _latest.finish()
+
+
+def _returned(
+    sweep: SweepFolder | None, overrides: Sequence[str], point: SweepPoint | None
+) -> JobReturn:
     """What a sweeper learns of a point: its objective, infinite where there is none."""
-    value = objective(point.folder.path, sweep.metric)
+    value = None
+    if sweep is not None and point is not None:
+        value = objective(point.folder.path, sweep.metric)
     return JobReturn(
-        overrides=list(point.overrides),
+        overrides=list(overrides),
         status=JobStatus.COMPLETED,
         _return_value=math.inf if value is None else value,
     )

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from data.config import DataConfig
 from launcher.backends.slurm.config import MARGIN_S, seconds
-from launcher.config import LauncherConfig, ResilienceConfig
+from launcher.config import LauncherConfig, ResilienceConfig, SweepConfig
 from launcher.run_config import RunConfig
 from model.config import ModelConfig
-from trainer.config import EvalConfig, ParallelConfig
+from trainer.config import EvalConfig, ParallelConfig, TrainConfig
 from trainer.mesh_rules import (
     experts_are_divided_evenly,
     packs_reach_all_ranks,
@@ -90,6 +90,34 @@ def evaluation_has_documents(data: DataConfig, eval: EvalConfig) -> list[str]:
     return [
         f"eval.every={eval.every} needs documents held out, but data.holdout=0; "
         "use data.holdout=0.05, or eval.every=0"
+    ]
+
+
+def sweep_can_measure(sweep: SweepConfig, eval: EvalConfig) -> list[str]:
+    if sweep.metric != "eval_loss" or eval.every > 0:
+        return []
+    return [
+        "sweep.metric=eval_loss, but eval.every=0: there is none; use eval.every=N, or "
+        "sweep.metric=loss"
+    ]
+
+
+def early_stops_have_tune(sweep: SweepConfig, launcher: LauncherConfig) -> list[str]:
+    if sweep.scheduler is None or launcher.kind == "ray":
+        return []
+    return [
+        f"sweep.scheduler={sweep.scheduler} works through Ray Tune, but this is launcher="
+        f"{launcher.kind}; use launcher=ray, or sweep.scheduler=null"
+    ]
+
+
+def early_stops_save_steps(sweep: SweepConfig, train: TrainConfig) -> list[str]:
+    grace = sweep.asha.grace_steps
+    if sweep.scheduler is None or grace is None or grace < train.steps:
+        return []
+    return [
+        f"sweep.asha.grace_steps={grace} leaves nothing of train.steps={train.steps} to be saved; "
+        "use fewer, or null"
     ]
 
 
@@ -221,6 +249,9 @@ RULES: tuple[Rule, ...] = (
     environment_fits_plan,
     *MESH_RULES,
     evaluation_has_documents,
+    sweep_can_measure,
+    early_stops_have_tune,
+    early_stops_save_steps,
     tables_have_their_sizes,
     owners_can_number_their_rows,
     weights_fit_model,

@@ -51,6 +51,7 @@ def _status(sweep: SweepFolder, args: argparse.Namespace) -> int:
                 "message": "" if outcome is None else outcome.message,
             }
             told = {"point": point.label, "objective": value, **view.to_dict()}
+            told["reason"] = point.early or view.reason
             found.append({**told, **ended})
         print(json.dumps(found, indent=1))
         return ExitCode.DONE
@@ -70,9 +71,9 @@ def _status(sweep: SweepFolder, args: argparse.Namespace) -> int:
 
 
 def _retry(sweep: SweepFolder, args: argparse.Namespace) -> int:
-    left = [p for p in sweep.points() if not p.folder.finished() and not p.view().active]
+    left = [p for p in sweep.points() if not (p.folder.finished() or p.early or p.view().active)]
     if not left:
-        print("All points are done, at work, or in the queue.")
+        print("All points are done, stopped early, at work, or in the queue.")
         return ExitCode.DONE
     if freeze.load(left[0].folder.config_file).launcher.kind == "slurm":
         from launcher.sweep.array import enqueue_again

@@ -16,6 +16,7 @@ from launcher.runs.view import RunView, view_of
 from launcher.sweep.objective import objective
 from trainer.disk import put_text
 from trainer.exit_codes import ExitCode
+from trainer.signals import STOP_FILE
 
 DIGITS = 3  # at least, of a point's number, which is its run's id
 
@@ -44,8 +45,32 @@ class Point:
     def exit_file(self) -> Path:
         return self.folder.path / "point.code"
 
+    @property
+    def pid_file(self) -> Path:
+        """Names the point's process, while it runs as a trial of Ray Tune."""
+        return self.folder.path / "point.pid"
+
+    @property
+    def early_file(self) -> Path:
+        """Says that the point was stopped since others were better, and when."""
+        return self.folder.path / "point.early"
+
+    @property
+    def early(self) -> str:
+        """What `early_file` says of a point that has not been trained on since; else nothing."""
+        if not self.early_file.is_file() or self.folder.finished():
+            return ""
+        return self.early_file.read_text("utf-8").strip()
+
+    def begin_anew(self) -> None:
+        """Forget how its process ended the last time."""
+        for file in (self.exit_file, self.pid_file, self.early_file):
+            file.unlink(missing_ok=True)
+
     def state(self, view: RunView) -> str:
         """In a few words: what it does or how it ended."""
+        if view.state == "stopped" and self.early:
+            return self.early
         if view.state == "new" and self.exit_file.is_file():
             return f"could not begin (exit code {self.exit_file.read_text().strip()})"
         if view.state in ("done", "running", "new"):
@@ -65,6 +90,11 @@ class SweepFolder:
     @property
     def file(self) -> Path:
         return self.path / "sweep.json"
+
+    @property
+    def stop_file(self) -> Path:
+        """Asks for the end of the sweep, see `trainer.signals.request_stop`."""
+        return self.path / STOP_FILE
 
     @property
     def picture(self) -> Path:
@@ -100,9 +130,10 @@ class SweepFolder:
         return [(objective(p.folder.path, metric), p) for p in self.points()]
 
     def ranked(self) -> list[tuple[float, Point]]:
-        """The points that have been measured, best first."""
+        """The points that have been measured, best first. Those that were stopped early come last:
+        others were better at the same step."""
         found = [(value, point) for value, point in self.measured() if value is not None]
-        return sorted(found, key=lambda pair: pair[0])
+        return sorted(found, key=lambda pair: (bool(pair[1].early), pair[0]))
 
     def _read(self) -> dict[str, Any]:
         return json.loads(self.file.read_text("utf-8"))

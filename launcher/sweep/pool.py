@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.guard import as_parent
-from launcher.own_packages import HOME
 from launcher.processes import end_tree
 from launcher.sweep.folder import Point
+from launcher.sweep.point import point_environment, start_point
 
 POLL_SECONDS = 0.2
 
@@ -40,6 +38,7 @@ class Pool:
     concurrency: int
     changed: Callable[[Point | None, int | None], None]
     stopped: int | None = None
+    lost: str = ""  # what kept points from being run, beside themselves: nothing can
     _running: list[Running] = field(default_factory=list)
     _codes: dict[Path, int] = field(default_factory=dict)
     _now: bool = False
@@ -65,24 +64,11 @@ class Pool:
         return self._codes
 
     def _start(self, point: Point) -> subprocess.Popen[bytes]:
+        point.begin_anew()
         threads = max(1, (os.cpu_count() or 1) // self.concurrency)
-        env = {
-            **os.environ,
-            **as_parent(),
-            "PYTHONSAFEPATH": "1",
-            "PYTHONPATH": str(HOME),
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
-        }
-        point.exit_file.unlink(missing_ok=True)
-        with point.log.open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-P", "-m", "launcher.sweep.point", str(point.folder.path)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=env,
-                start_new_session=True,  # a Ctrl-C at the terminal is ours to pass on, once
-            )
+        return start_point(
+            point.folder.path, {"OMP_NUM_THREADS": str(threads), **point_environment()}
+        )
 
     def _reap(self) -> None:
         for running in list(self._running):

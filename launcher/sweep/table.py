@@ -23,7 +23,8 @@ def table_of(sweep: SweepFolder) -> Table:
     for name in ("run", "state", "step", sweep.metric.replace("auto", "loss"), "point"):
         table.add_column(name, justify="right" if name not in ("run", "state", "point") else "left")
     measured = sweep.measured()
-    best = min((value for value, _ in measured if value is not None), default=None)
+    found = [value for value, point in measured if value is not None and not point.early]
+    best = min(found, default=None)
     for value, point in measured:
         view = point.view()
         step = f"{view.last.get('step', 0)}/{view.total or '?'}"

@@ -60,7 +60,7 @@ class Driver:
     def __init__(self, attempt: Attempt, plan: Plan, *, say: Say, again: bool) -> None:
         self._say, self._again = say, again
         self._log = attempt.path / "ray.log"
-        self._temporary = Path(tempfile.mkdtemp(prefix="dsv41-ray-", dir=_short()))
+        self._temporary = Path(tempfile.mkdtemp(prefix="dsv41-ray-", dir=short_folder()))
         self._deaths: list[Death] | None = None
         self._reports: SimpleQueue[dict[str, Any]] = SimpleQueue()
         self._connected = False
@@ -181,6 +181,6 @@ class _Screen:
                 return
 
 
-def _short() -> str | None:
+def short_folder() -> str | None:
     """Where a folder's path leaves room for the names of Ray's sockets (107 bytes in all)."""
     return "/tmp" if Path("/tmp").is_dir() else None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from launcher.backends.protocol import Plan
@@ -16,6 +18,7 @@ PROBE_SECONDS = 5.0  # for a connection to the address
 QUIET_SECONDS = 5.0  # of waiting for room before a person is told
 OWN_WAIT_SECONDS = 60.0  # for room in a cluster where nobody else is
 OBJECT_STORE = 100 << 20  # bytes; nothing of a run travels through it
+CLUSTER = "DSV41_RAY_CLUSTER"  # environment: the one that a sweep has started for its points
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
@@ -23,10 +26,16 @@ class Refused(Exception):
     """The run cannot be there as things are; the text says why and what to do."""
 
 
+def joined(config: RayConfig) -> RayConfig:
+    """With the address of the sweep's cluster, for a point of one that has its own."""
+    return replace(config, address=config.address or os.environ.get(CLUSTER))
+
+
 @contextmanager
-def connected(config: RayConfig, plan: Plan, *, temporary: str) -> Iterator[None]:
-    """While entered, this process is a driver in the cluster. temporary: a folder for one that
-    this starts, so that nobody else's driver finds it. Refused with Ray's words if there is none.
+def connected(config: RayConfig, *, cpus: int, temporary: str) -> Iterator[str]:
+    """While entered, this process is a driver in the cluster, whose address it gets. cpus: of one
+    that this starts. temporary: a folder for that, so that nobody else's driver finds it. Refused
+    with Ray's words if there is none.
     """
     if config.address is not None:
         _reach(config.address)
@@ -34,7 +43,7 @@ def connected(config: RayConfig, plan: Plan, *, temporary: str) -> Iterator[None
 
     try:
         if config.address is None:
-            _start(plan.world * config.cpus_per_rank, temporary=temporary)
+            _start(cpus, temporary=temporary)
         else:
             ray.init(address=config.address, **QUIET)
     except Exception as error:  # Ray raises whatever it met
@@ -48,7 +57,7 @@ def connected(config: RayConfig, plan: Plan, *, temporary: str) -> Iterator[None
             )
         ) from error
     try:
-        yield
+        yield ray.get_runtime_context().gcs_address
     finally:
         ray.shutdown()
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backends.protocol import Plan
-from launcher.backends.ray.cluster import Refused, connected, is_alive, room
+from launcher.backends.ray.cluster import Refused, connected, is_alive, joined, room
 from launcher.backends.ray.config import RayConfig
 from launcher.backends.ray.rank import Rank, Seat, places
 from launcher.guard import PARENT
@@ -95,10 +95,11 @@ def main() -> None:
         nodes=config.launcher.nodes,
         grace_s=config.resilience.grace_s,
     )
+    where = joined(config.launcher.ray)
     try:
-        with connected(config.launcher.ray, plan, temporary=temporary):
+        with connected(where, cpus=plan.world * where.cpus_per_rank, temporary=temporary):
             report("connected")
-            _drive(config.launcher.ray, plan, attempt, report=report, orders=orders)
+            _drive(where, plan, attempt, report=report, orders=orders)
     except Refused as refusal:
         report("failed", text=str(refusal))
 

@@ -38,7 +38,8 @@ def sweep(
     def run(code: ExitCode, *overrides: str) -> tuple[int, list[SweepPoint]]:
         started: list[SweepPoint] = []
 
-        def run_points(sweep: SweepFolder, points: Sequence[SweepPoint]) -> int:
+        def run_points(sweep: SweepFolder, points: Sequence[SweepPoint], **due: bool) -> int:
+            assert due == {"first": True, "last": True}
             started.extend(points)
             return code
 
@@ -71,6 +72,48 @@ def test_points_are_runs_of_one_folder(sweep) -> None:
     assert code[0].read_bytes() == (HOME / "launcher" / "cli.py").read_bytes()
     known = {(point.folder.path / "env.json").read_text() for point in started}
     assert len(known) == 1
+
+
+def test_another_sweeper_learns_how_good_points_are_and_asks_for_more(
+    composed: Composed,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    losses, rounds = iter([3.0, None, 2.0]), []
+
+    def run_points(sweep: SweepFolder, points: Sequence[SweepPoint], **due: bool) -> int:
+        rounds.append(due)
+        for point, loss in zip(points, losses, strict=False):
+            if loss is not None:
+                line = json.dumps({"step": 1, "loss": loss})
+                (point.folder.path / "metrics.jsonl").write_text(line + "\n")
+        return ExitCode.DONE
+
+    monkeypatch.setattr(hydra_launcher, "run_points", run_points)
+    hydra = GlobalHydra.instance().hydra
+    assert hydra is not None
+    words = ["+experiment=tiny", "hydra/sweeper=basic", f"runs_dir={tmp_path}"]
+    cfg = hydra.compose_config("config", words, run_mode=RunMode.MULTIRUN)
+    context = HydraContext(config_loader=hydra.config_loader, callbacks=None)  # pyright: ignore
+    launcher = Plugins.instance().instantiate_launcher(
+        hydra_context=context, task_function=lambda cfg: None, config=cfg
+    )
+    common = ["+experiment=tiny", f"runs_dir={tmp_path}"]
+    first = launcher.launch([[*common, "seed=1"], [*common, "seed=2"]], 0)
+    assert [returned.return_value for returned in first] == [3.0, math.inf]
+    (folder,) = tmp_path.iterdir()
+    assert cfg.hydra.sweep.dir == str(folder)  # what a sweeper writes at the end goes there
+
+    bad, good = [*common, "seed=1", "eval.every=-1"], [*common, "seed=3"]
+    then = launcher.launch([bad, good], 2)
+    assert [returned.return_value for returned in then] == [math.inf, 2.0]
+    assert "Left out:\n  eval.every=-1 is too small" in capsys.readouterr().err
+    assert [point.label for point in SweepFolder(folder).points()] == ["seed=1", "seed=2", "seed=3"]
+    assert rounds == [{"first": True, "last": False}, {"first": False, "last": False}]
+
+    assert hydra_launcher.finish() == 0
+    assert f"dsv41 sweep best {folder}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("code", [ExitCode.INTERRUPTED, ExitCode.DIVERGED])

@@ -122,6 +122,14 @@ def test_interpolations_are_resolved(composed: Composed) -> None:
         (["model.engram_n_heads=3"], "model: engram_num_embeddings="),
         (["model.hidden_size=1000000"], "model: "),
         (["train.threads=0"], "train.threads=0"),
+        (["sweep.scheduler=asha"], "sweep.scheduler=asha works through Ray Tune, but this is"),
+        (["sweep.asha.reduction=1"], "sweep.asha.reduction=1 must be 2 or more"),
+        (["sweep.asha.grace_steps=0"], "sweep.asha.grace_steps=0 must be 1 or more"),
+        (
+            ["launcher=ray", "sweep.scheduler=asha", "sweep.asha.grace_steps=90"],
+            "sweep.asha.grace_steps=90 leaves nothing of train.steps=90",
+        ),
+        (["sweep.metric=eval_loss", "eval.every=0"], "sweep.metric=eval_loss, but eval.every=0"),
         (["model.num_hidden_layers=9"], "model: compress_ratios has 6 entries"),
     ],
 )
