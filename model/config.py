@@ -141,7 +141,7 @@ class ModelConfig:
     compile: CompileConfig = field(default_factory=CompileConfig)
     engram: EngramStoreConfig = field(default_factory=EngramStoreConfig)
     weights: str = ""  # a folder of released safetensors to start from; "" = from scratch
-    workspace_mb: int = 32
+    workspace_mb: int = 48
     carried: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:

@@ -210,7 +210,7 @@ def test_released_files_come_back_whole(golden_folder: Path, case: str) -> None:
 def test_our_own_settings_are_no_part_of_the_file(make_config: Callable) -> None:
     config = make_config(workspace_mb=5, qat=QatConfig(False, True, False))
     again = ModelConfig.from_released(config.to_released())
-    assert again.workspace_mb == 32 and again.qat == QatConfig()
+    assert again.workspace_mb == 48 and again.qat == QatConfig()
     assert replace(again, workspace_mb=5, qat=config.qat) == config
 
 
