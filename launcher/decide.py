@@ -82,8 +82,7 @@ def decide(ends: Sequence[AttemptEnd], limits: ResilienceConfig) -> Decision:
         if preemptions > limits.max_preemptions:
             return Decision(
                 Next.STOP,
-                f"{preemptions} preemptions are more than resilience.max_preemptions="
-                f"{limits.max_preemptions}",
+                f"resilience.max_preemptions={limits.max_preemptions} is used up",
             )
         following = Next.REQUEUE if last.leaving else Next.AGAIN
         return Decision(following, f"preemption {preemptions}")
@@ -102,7 +101,7 @@ def decide(ends: Sequence[AttemptEnd], limits: ResilienceConfig) -> Decision:
     if failures > limits.max_failures:
         return Decision(
             Next.STOP,
-            f"{failures} failures are more than resilience.max_failures={limits.max_failures}",
+            f"resilience.max_failures={limits.max_failures} is used up",
         )
     delay = min(LONGEST_DELAY, 2.0 ** (failures - 1))
     return Decision(Next.AGAIN, f"failure {failures} of {limits.max_failures} allowed", delay)

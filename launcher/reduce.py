@@ -24,7 +24,8 @@ def reduce(outcomes: Mapping[int, Outcome], deaths: Sequence[Death], *, world: i
     """The outcome of an attempt of `world` ranks. outcomes: by rank, of those that left one.
 
     A rank that lost a peer is a victim: the cause is the earliest outcome that is neither that nor
-    an orderly end; without one, a rank that died without a word.
+    an orderly end; without one, a rank that died without a word. It is told with its rank, but not
+    what several ranks say alike: they have agreed on it.
     """
     causes = {
         rank: outcome
@@ -33,7 +34,9 @@ def reduce(outcomes: Mapping[int, Outcome], deaths: Sequence[Death], *, world: i
     }
     if causes:
         rank = min(causes, key=lambda r: (causes[r].ended, r))
-        return _named(causes[rank], rank, world)
+        first = causes[rank]
+        alike = sum((o.code, o.message) == (first.code, first.message) for o in causes.values())
+        return first if alike > 1 else _named(first, rank, world)
     silent = [rank for rank in range(world) if rank not in outcomes]
     step = max((outcome.step for outcome in outcomes.values()), default=0)
     if silent:
@@ -41,9 +44,10 @@ def reduce(outcomes: Mapping[int, Outcome], deaths: Sequence[Death], *, world: i
         told = [rank for rank in silent if rank in how] or silent
         what = how.get(told[0], "ended without a word")
         others = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
-        text = f"Rank {told[0]}{others} {what} after step {step}."
+        when = f" after step {step}" if outcomes else ""
+        text = f"Rank {told[0]}{others} {what}{when}."
         if told[0] not in how:
-            text += "".join(f" {death.how}." for death in deaths if death.rank is None)
+            text = " ".join([*(f"{death.how}." for death in deaths if death.rank is None), text])
         return Outcome(ExitCode.AGAIN, "a rank was killed", step, text)
     for code in (ExitCode.INTERRUPTED, ExitCode.AGAIN, ExitCode.DONE):
         for rank in sorted(outcomes):

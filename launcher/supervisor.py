@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from data.cache.prepare import PreparedSource
 from launcher.backends.opening import backend_of
 from launcher.backends.protocol import Backend, Fate, Handle, Job, Plan
-from launcher.decide import AttemptEnd, Decision, Next, decide
+from launcher.decide import FINAL, AttemptEnd, Decision, Next, decide
 from launcher.environment import code_digest
 from launcher.history import remembered
 from launcher.problems import Stop
@@ -86,7 +86,7 @@ def supervise(
                 **remembered(ends[-1]),
             )
             if decision.next not in (Next.AGAIN, Next.REQUEUE):
-                return outcome, attempt
+                return _last_word(outcome, decision, ends[-1]), attempt
             say(_verdict(attempt, outcome, decision, folder.saved_step()))
             if decision.next is Next.REQUEUE:
                 assert job is not None
@@ -203,7 +203,7 @@ def _by_force(attempt: Attempt, saved: int) -> Outcome:
 
 def _verdict(attempt: Attempt, outcome: Outcome, decision: Decision, saved: int) -> str:
     """One line: why an attempt ended and what comes next."""
-    first = outcome.message.strip().partition("\n")[0] or outcome.reason
+    first, _ = _sentence(outcome)
     where = f"from the checkpoint of step {saved}" if saved else "from the beginning"
     when = f" in {decision.delay_s:.0f} s" if decision.delay_s else ""
     if decision.next is Next.REQUEUE:
@@ -212,6 +212,22 @@ def _verdict(attempt: Attempt, outcome: Outcome, decision: Decision, saved: int)
         f"Attempt {attempt.number} ended ({outcome.reason}): {first} "
         f"Starting again{when} {where} ({decision.why})."
     )
+
+
+def _last_word(outcome: Outcome, decision: Decision, end: AttemptEnd) -> Outcome:
+    """The outcome of the last attempt; where nothing in its message explains why no other follows,
+    with the reason in its first line."""
+    if decision.next is not Next.STOP or end.asked or outcome.code in FINAL:
+        return outcome
+    first, rest = _sentence(outcome)
+    return replace(outcome, message=f"{first} Not started again: {decision.why}.{rest}")
+
+
+def _sentence(outcome: Outcome) -> tuple[str, str]:
+    """The first line of its message, with a full stop, and the rest."""
+    first, more, rest = outcome.message.strip().partition("\n")
+    first = first or outcome.reason
+    return first if first.endswith((".", "!", "?")) else f"{first}.", more + rest
 
 
 @dataclass

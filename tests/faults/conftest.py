@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -27,7 +28,7 @@ from launcher.processes import alive, descendants
 from launcher.run_config import RunConfig
 from launcher.run_dir import RunFolder
 from launcher.validate import validate
-from tests.builders import SMALL_MODEL
+from tests.builders import SMALL_MODEL, WORDS
 from trainer.checkpoint.manifest import read_manifest
 from trainer.metrics import read_metrics
 
@@ -59,9 +60,9 @@ def composed(folder: Path) -> RunConfig:
     """The run of the suite, its data and its runs below `folder`."""
     texts = folder / "texts"
     texts.mkdir()
-    for number in range(24):
-        text = "the cat sat on the mat and then it ran away from the dog " * (4 + number % 5)
-        (texts / f"{number:02d}.txt").write_text(text)
+    for number in range(24):  # no two packs alike: other samples would give another loss
+        drawn = random.Random(number).choices(WORDS, k=13 * (4 + number % 5))
+        (texts / f"{number:02d}.txt").write_text(" ".join(drawn))
     OmegaConf.register_new_resolver("dsv41_help", help_text.render, replace=True)
     hydra_launcher.register()
     GlobalHydra.instance().clear()
@@ -165,9 +166,11 @@ class Rehearsal:
         self._count = 0
         self.through: Ended
 
-    def start(self, faults: str = "", *, id: str | None = None, **changes: Any) -> Running:
+    def start(
+        self, faults: str = "", *, id: str | None = None, home: Path = ROOT, **changes: Any
+    ) -> Running:
         """A command under way; `changes` replaces sections of the configuration, `id` goes on with
-        that run."""
+        that run, `home` holds the code that is submitted."""
         self._count += 1
         name = id or f"run{self._count}"
         file = self.folder / f"{name}.yaml"
@@ -175,7 +178,7 @@ class Rehearsal:
         process = subprocess.Popen(
             [sys.executable, "-P", str(ROOT / "tests" / "faults" / "command.py"), str(file), name],
             env=os.environ
-            | {"PYTHONPATH": str(ROOT), "DSV41_FAULTS": faults, "OMP_NUM_THREADS": "1"},
+            | {"PYTHONPATH": str(home), "DSV41_FAULTS": faults, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

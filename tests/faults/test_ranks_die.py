@@ -40,14 +40,28 @@ def test_an_error_of_one_rank_is_told_once_and_tried_again(
     ended.is_like_the_uninterrupted_one()
 
 
+@pytest.mark.slow
+def test_one_fault_after_another(rehearsal: Rehearsal) -> None:
+    ended = rehearsal.run(
+        f"raise@update,rank=1,{IN_STEP_5};"
+        "corrupt@save.renamed,step=6,attempt=2;raise@data,rank=0,step=8,attempt=2"
+    )
+    ended.said("Attempt 1 ended (bug): Rank 1: ", FROM_3)
+    ended.said("Attempt 2 ended (bug): Rank 0: ", "from the checkpoint of step 6 (failure 2 of 3 ")
+    ended.said("Checkpoint step_00000006 is damaged and was set aside", "resuming after step 3 ")
+    ended.is_like_the_uninterrupted_one(attempts=3)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("whom", ["launcher.backends.agent", "launcher.worker"])
+@pytest.mark.parametrize("whom", ["The agent", "Rank 1"])
 def test_a_process_killed_from_outside(rehearsal: Rehearsal, whom: str) -> None:
     running = rehearsal.start("slow@forward,attempt=1,step=5,ms=3000")
     running.until(lambda: "step 4/8" in running.log(0))
-    os.kill(running.named(whom)[0], signal.SIGKILL)
+    (agent,) = running.named("launcher.backends.agent")
+    os.kill(agent if whom == "The agent" else running.beat(1)["pid"], signal.SIGKILL)
     ended = running.end()
-    ended.said("Attempt 1 ended (a rank was killed): ", FROM_3)
+    ended.said(f"Attempt 1 ended (a rank was killed): {whom} was killed by signal 9 (SIGKILL; ")
+    ended.said(FROM_3)
     ended.is_like_the_uninterrupted_one()
 
 
@@ -70,7 +84,7 @@ def test_no_process_outlives_a_killed_supervisor(rehearsal: Rehearsal) -> None:
 def test_a_nan_on_one_rank_ends_the_run_for_good(rehearsal: Rehearsal) -> None:
     ended = rehearsal.run(f"nan@reduce,rank=1,{IN_STEP_5}")
     assert ended.code == ExitCode.DIVERGED
-    ended.said("Step 5 diverged: loss sum ", "gradient norm nan")
+    ended.said("\nStep 5 diverged: loss sum ", "gradient norm nan")
     assert ended.run.last_attempt() == 1  # it would diverge again
     newest = newest_whole(ended.run.path / "checkpoints")
     assert newest is not None and newest.name == "step_00000003"
@@ -119,7 +133,7 @@ def test_a_killed_worker_of_the_loader(rehearsal: Rehearsal) -> None:
     workers = [pid for pid in descendants(rank) if pid in running.named("spawn_main")]
     os.kill(workers[0], signal.SIGKILL)
     ended = running.end()
-    ended.said("Attempt 1 ended (a process was killed): ", FROM_3)
+    ended.said("Attempt 1 ended (a process was killed): ", f"lower data.workers. {FROM_3}")
     ended.is_like_the_uninterrupted_one()
 
 
@@ -129,8 +143,9 @@ def test_a_crash_loop_ends_before_the_allocation_does(rehearsal: Rehearsal) -> N
     assert ended.code == ExitCode.AGAIN
     assert ended.run.last_attempt() == 3
     ended.said(FROM_3, "from the checkpoint of step 3 (failure 2 of 3 allowed)")
-    why = ended.events(3, "end")[0]["why"]
-    assert why.startswith("2 attempts one after another brought no new checkpoint")
+    why = "2 attempts one after another brought no new checkpoint "
+    ended.said(f"after step 4. Not started again: {why}(resilience.max_without_progress).")
+    assert ended.events(3, "end")[0]["why"].startswith(why)
     rehearsal.run(id=ended.run.path.name).is_like_the_uninterrupted_one(attempts=4)
 
 
