@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,22 +22,29 @@ class Terminated(BaseException):
 
 
 @contextmanager
-def terminable() -> Iterator[None]:
+def terminable() -> Iterator[Callable[[], None]]:
     """While entered, SIGTERM and SIGUSR2, which warns of the end of a job's time, raise Terminated;
-    by default they end a process without a word.
+    by default they end a process without a word. Once the result has been called they do nothing:
+    how the work ended is known, and would be lost.
 
     The trainer replaces this while it trains, and puts it back.
     """
+    settled = False
 
     def leave(number: int, frame: object) -> None:
-        raise Terminated
+        if not settled:
+            raise Terminated
+
+    def settle() -> None:
+        nonlocal settled
+        settled = True
 
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield settle
         return
     before = {n: signal.signal(n, leave) for n in (signal.SIGTERM, signal.SIGUSR2)}
     try:
-        yield
+        yield settle
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

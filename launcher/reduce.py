@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainer.exit_codes import ExitCode
 from trainer.outcome import LOST_PEER, Outcome
 
+_RANK = re.compile(r"Rank \d+: ")  # what another rank has told it
 ORDERLY = (ExitCode.DONE, ExitCode.AGAIN, ExitCode.INTERRUPTED)
 
 
@@ -59,6 +61,6 @@ def reduce(outcomes: Mapping[int, Outcome], deaths: Sequence[Death], *, world: i
 
 
 def _named(outcome: Outcome, rank: int, world: int) -> Outcome:
-    if world == 1 or not outcome.message:
+    if world == 1 or not outcome.message or _RANK.match(outcome.message):
         return outcome
     return replace(outcome, message=f"Rank {rank}: {outcome.message}")

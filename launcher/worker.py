@@ -56,14 +56,17 @@ def main(argv: list[str] | None = None) -> int:
         return stop.code
     attempt.path.mkdir(parents=True, exist_ok=True)
 
-    def work() -> Outcome:
+    def work(settle: Callable[[], None]) -> Outcome:
         _check_origin(folder)
         _check_world(config, world)
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         require_healthy_node(config, local_rank=local_rank)
         device = _device(local_rank)
         with _process_group(world, device, hang_s=config.resilience.hang_s):
-            return _train(config, folder, attempt, device)
+            try:
+                return _train(config, folder, attempt, device)
+            finally:
+                settle()
 
     outcome = run_rank(work, attempt=attempt, rank=rank)
     if outcome.message and rank == 0 and not supervised:  # a supervisor says the first cause, once
@@ -73,26 +76,35 @@ def main(argv: list[str] | None = None) -> int:
 
 def run_here(config: RunConfig, folder: RunFolder, attempt: Attempt) -> Outcome:
     """The only rank of a run, in this process; returns how it ended instead of raising."""
-    return run_rank(lambda: _train(config, folder, attempt, _device(0)), attempt=attempt, rank=0)
+    return run_rank(
+        lambda settle: _train(config, folder, attempt, _device(0)), attempt=attempt, rank=0
+    )
 
 
-def run_rank(work: Callable[[], Outcome], *, attempt: Attempt, rank: int) -> Outcome:
+def run_rank(
+    work: Callable[[Callable[[], None]], Outcome], *, attempt: Attempt, rank: int
+) -> Outcome:
     """Do `work` with all output in the rank's log, and leave its outcome file whatever happens.
 
-    Only rank 0 speaks on the terminal. A traceback goes to the log alone.
+    work: calls what it is given once it knows how it ends, before it cleans up: from then on no
+    SIGTERM changes that. Only rank 0 speaks on the terminal. A traceback goes to the log alone.
     """
-    with logged(attempt.log(rank), speaks=rank == 0) as log:
+    with terminable() as settle:
+        with logged(attempt.log(rank), speaks=rank == 0) as log:
+            try:
+                with Heartbeat(attempt.path, rank=rank):
+                    outcome = work(settle)
+            except BaseException as error:
+                settle()
+                log.write(traceback.format_exc())
+                outcome = outcome_of(error, log=attempt.log(rank))
+            settle()
+            end = f"{outcome.reason}, exit code {int(outcome.code)}. {outcome.message}"
+            log.write(f"outcome: {end}\n")
         try:
-            with terminable(), Heartbeat(attempt.path, rank=rank):
-                outcome = work()
-        except BaseException as error:
-            log.write(traceback.format_exc())
-            outcome = outcome_of(error, log=attempt.log(rank))
-        log.write(f"outcome: {outcome.reason}, exit code {int(outcome.code)}. {outcome.message}\n")
-    try:
-        attempt.write_outcome(rank, outcome)
-    except OSError as error:  # a full disk; the exit code still tells
-        print(f"{attempt.outcome_file(rank)}: {error.strerror}", file=sys.stderr)
+            attempt.write_outcome(rank, outcome)
+        except OSError as error:  # a full disk; the exit code still tells
+            print(f"{attempt.outcome_file(rank)}: {error.strerror}", file=sys.stderr)
     return outcome
 
 

@@ -76,17 +76,18 @@ def train(
         if isinstance(error, ValueError):
             return Outcome(ExitCode.CONFIG, "bad configuration", 0, str(error))
         raise
-    try:
-        # One rank looks for the file: a thousand would load the shared folder.
-        file = run_dir / "attempts" / f"{attempt:03d}" / STOP_FILE if ranks.first else None
-        with StopSignals(notice=NOTICE if ranks.first else "", file=file) as stop:
+    # One rank looks for the file: a thousand would load the shared folder.
+    file = run_dir / "attempts" / f"{attempt:03d}" / STOP_FILE if ranks.first else None
+    with StopSignals(notice=NOTICE if ranks.first else "", file=file) as stop:
+        try:
             return run_steps(run, stop)
-    except Exception as error:
-        if outcome := failure_outcome(error, step=run.state.step):
-            return outcome
-        raise
-    finally:
-        run.close()
+        except Exception as error:
+            if outcome := failure_outcome(error, step=run.state.step):
+                return outcome
+            raise
+        finally:
+            stop.over()
+            run.close()
 
 
 def run_steps(run: Run, stop: StopSignals) -> Outcome:

@@ -116,6 +116,13 @@ class StopSignals:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
 
+    def over(self) -> None:
+        """How the run ended is known. Until the context ends, SIGTERM and SIGUSR2 do nothing, so
+        that it is told; SIGINT does what it did before."""
+        for number, handler in self._previous.items():
+            now = handler if number == signal.SIGINT else _nothing
+            signal.signal(number, now)  # pyright: ignore[reportArgumentType]
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number != signal.SIGINT:
             self._deadline = min(self._deadline, time.monotonic() + self._grace)
@@ -129,3 +136,7 @@ class StopSignals:
             return
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """Not SIG_IGN, which processes that are started from here would inherit."""

@@ -77,6 +77,7 @@ def test_a_checkpoint_damaged_meanwhile(
     never = replace(rehearsal.config.resilience, max_failures=0)
     first = rehearsal.run("kill@data,step=8,rank=1", resilience=never)
     assert first.code == ExitCode.AGAIN, first.text
+    first.said("of memory) after step 7. Not started again: resilience.max_failures=0 is used up.")
     damage(first.run.path / "checkpoints" / "step_00000006")
     ended = rehearsal.run(id=first.run.path.name, resilience=never)
     ended.said("Checkpoint step_00000006 is damaged and was set aside", "resuming after step 3")
@@ -97,7 +98,8 @@ def test_one_ranks_disk_is_full(rehearsal: Rehearsal, background: bool) -> None:
     checkpoint = replace(rehearsal.config.checkpoint, async_=background)
     ended = rehearsal.run("disk-full@save.slice,rank=1,step=6,visit=2", checkpoint=checkpoint)
     stands_at_3(ended)
-    ended.said("No space left while saving step 6: the disk at ", "Free space there, then resume.")
+    ended.said("\nRank 1: No space left while saving step 6: the disk at ")
+    ended.said("Free space there, then resume.")
     rehearsal.run(id=ended.run.path.name, checkpoint=checkpoint).is_like_the_uninterrupted_one()
 
 

@@ -29,6 +29,11 @@ def test_the_earliest_cause_is_told_with_its_rank_and_victims_are_not() -> None:
     assert (found.code, found.message) == (ExitCode.BUG, "Rank 2: first")
 
 
+def test_what_one_rank_has_heard_from_another_is_the_others() -> None:
+    ends = {0: bug(1.0, "Rank 1: no space"), 1: bug(2.0, "no space")}
+    assert reduce(ends, [], world=2).message == "Rank 1: no space"
+
+
 def test_what_ranks_have_agreed_on_is_nobodys() -> None:
     ends = {rank: Outcome(ExitCode.DIVERGED, "diverged", 4, "inf", ended=rank) for rank in (0, 1)}
     assert reduce(ends, [], world=2).message == "inf"

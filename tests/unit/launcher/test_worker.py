@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from data.errors import DataError
 from launcher import own_packages, worker
 from launcher.run_config import RunConfig
 from launcher.run_dir import Attempt, create
@@ -22,7 +26,10 @@ def attempt(tmp_path: Path) -> Attempt:
 
 def test_an_outcome_is_written_as_it_is(attempt: Attempt, capsys) -> None:
     outcome = Outcome(ExitCode.DONE, "done", 3)
-    assert worker.run_rank(lambda: print("hello") or outcome, attempt=attempt, rank=0) == outcome
+    assert (
+        worker.run_rank(lambda settle: print("hello") or outcome, attempt=attempt, rank=0)
+        == outcome
+    )
     assert attempt.outcome(0) == outcome
     assert capsys.readouterr().out == "hello\n"
 
@@ -39,7 +46,7 @@ def test_an_outcome_is_written_as_it_is(attempt: Attempt, capsys) -> None:
 def test_every_exception_becomes_an_outcome(
     attempt: Attempt, capsys, error: BaseException, code: ExitCode
 ) -> None:
-    def work() -> Outcome:
+    def work(settle: Callable[[], None]) -> Outcome:
         raise error
 
     assert worker.run_rank(work, attempt=attempt, rank=0).code == code
@@ -53,7 +60,7 @@ def test_every_exception_becomes_an_outcome(
 
 def test_other_ranks_do_not_speak(attempt: Attempt, capsys) -> None:
     worker.run_rank(
-        lambda: print("hello") or Outcome(ExitCode.DONE, "done", 3), attempt=attempt, rank=1
+        lambda settle: print("hello") or Outcome(ExitCode.DONE, "done", 3), attempt=attempt, rank=1
     )
     assert capsys.readouterr().out == ""
     assert "hello" in attempt.log(1).read_text()
@@ -63,10 +70,29 @@ def test_other_ranks_do_not_speak(attempt: Attempt, capsys) -> None:
 def test_an_outcome_that_cannot_be_written_keeps_its_code(attempt: Attempt, capsys) -> None:
     attempt.outcome_file(0).mkdir()
     outcome = worker.run_rank(
-        lambda: Outcome(ExitCode.DIVERGED, "diverged", 3), attempt=attempt, rank=0
+        lambda settle: Outcome(ExitCode.DIVERGED, "diverged", 3), attempt=attempt, rank=0
     )
     assert outcome.code == ExitCode.DIVERGED
     assert "outcome-00000.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_signal_during_the_clean_up_does_not_replace_the_cause(
+    attempt: Attempt, number: signal.Signals
+) -> None:
+    """As an agent sends it to the other ranks as soon as it sees that one has died."""
+
+    def work(settle: Callable[[], None]) -> Outcome:
+        try:
+            raise DataError("line 7")
+        finally:
+            settle()
+            os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    outcome = worker.run_rank(work, attempt=attempt, rank=0)
+    assert (outcome.code, outcome.message) == (ExitCode.BAD_DATA, "line 7")
+    assert signal.getsignal(number) == before
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"], ["a", "b"]])

@@ -203,6 +203,25 @@ def test_ctrl_c_saves_and_ends_with_130(config, tmp_path):
     assert saved_steps(tmp_path) == [2]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_signal_after_the_last_step_changes_nothing(config, tmp_path, monkeypatch, number):
+    def leave(*_):
+        raise AssertionError("how the run ended was known")
+
+    def close(log, closing=MetricsLog.close):
+        os.kill(os.getpid(), number)
+        closing(log)
+
+    monkeypatch.setattr(MetricsLog, "close", close)
+    short = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=1))
+    before = signal.signal(number, leave)
+    try:
+        assert train(short, tmp_path / "run").code == ExitCode.DONE
+        assert signal.getsignal(number) is leave
+    finally:
+        signal.signal(number, before)
+
+
 def test_ctrl_c_while_the_data_are_read(config, tmp_path, monkeypatch):
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
