@@ -169,13 +169,14 @@ def _begin_here(
 
 
 def _plot(folder: RunFolder) -> Path | None:
-    """The picture of the run's metrics, drawn now; None when there is nothing to draw."""
-    from trainer.plot import draw, load_curves
-
+    """The picture of the run's metrics, drawn now; None when there is nothing to draw, or no way:
+    how the run ended must be told in any case, also after its code was edited."""
     picture = folder.plots / "metrics.png"
     try:
+        from trainer.plot import draw, load_curves
+
         draw([load_curves(folder.path)], picture)
-    except (ValueError, OSError, KeyboardInterrupt):  # no step yet, a full disk, an impatient user
+    except (Exception, KeyboardInterrupt):
         return None
     return picture
 
