@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE = 3.0
+MOST = 150  # letters of an error
 Request = dict[str, Any]
 
 
@@ -88,9 +89,9 @@ class Session:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, in one line."""
+    """What an exception says, in one line; a server may have answered with a page of HTML."""
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return lines[0][:MOST] if lines else type(error).__name__
 
 
 def main() -> int:
