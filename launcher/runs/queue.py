@@ -9,15 +9,16 @@ import time
 KEEP_S = 15.0  # an answer holds; the controller serves the whole cluster
 PATIENCE_S = 5.0
 
-_answer: tuple[float, frozenset[str] | None] = (-KEEP_S, None)
+_answer: tuple[float, frozenset[str] | None] = (0.0, None)  # when, in seconds since the epoch
 
 
-def is_listed(job: str) -> bool | None:
+def is_listed(job: str, *, since: float = 0.0) -> bool | None:
     """Whether this user's job, or task ARRAY_TASK of one, waits or runs; None when that cannot be
-    found out from here."""
+    found out from here. since: when it was submitted; no earlier answer can know of it."""
     global _answer
-    if time.monotonic() - _answer[0] >= KEEP_S:
-        _answer = (time.monotonic(), _jobs())
+    now = time.time()
+    if not 0 <= now - _answer[0] < KEEP_S or _answer[0] <= since <= now:
+        _answer = (now, _jobs())
     return None if _answer[1] is None else job in _answer[1]
 
 

@@ -229,7 +229,7 @@ def _queued(job: dict[str, Any], attempts: list[AttemptView]) -> tuple[State, st
     never = all((a.started or 0) < begun for a in attempts)
     if job.get("cancelled"):
         return ("stopped", "taken out of the queue") if never else None
-    known = is_listed(str(job.get("job")))
+    known = is_listed(str(job.get("job")), since=begun)
     if never:
         return ("failed", f"{name} left the queue") if known is False else ("waiting", name)
     settled = attempts[-1].next in (Next.DONE.value, Next.STOP.value)

@@ -173,6 +173,12 @@ def follow_up(folder: RunFolder, job: str) -> str:
 
 
 def _refused(error: SlurmError) -> Stop:
+    if "array" in str(error):
+        return Stop(
+            ExitCode.CONFIG,
+            f"Slurm does not take this job array: {error}\nThe numbers of its tasks must be below "
+            "MaxArraySize (scontrol show config); sweep over fewer points at a time.",
+        )
     return Stop(
         ExitCode.CONFIG,
         f"Slurm does not take this job: {error}\n"

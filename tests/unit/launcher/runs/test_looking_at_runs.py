@@ -96,14 +96,14 @@ def test_a_job_that_left_the_queue_waits_no_more(
     tool.write_text("#!/bin/sh\necho 46 46\necho 471 47\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(queue, "_answer", (-queue.KEEP_S, None))
+    monkeypatch.setattr(queue, "_answer", (0.0, None))
     assert view_of(run).state == "waiting"
     tool.write_text("#!/bin/sh\necho 46 46\n")
     assert view_of(run).state == "waiting"  # an answer holds for a while
-    monkeypatch.setattr(queue, "_answer", (-queue.KEEP_S, None))
+    monkeypatch.setattr(queue, "_answer", (0.0, None))
     assert (view_of(run).state, view_of(run).reason) == ("failed", "slurm job 47 left the queue")
     tool.write_text("#!/bin/sh\nexit 1\n")
-    monkeypatch.setattr(queue, "_answer", (-queue.KEEP_S, None))
+    monkeypatch.setattr(queue, "_answer", (0.0, None))
     assert view_of(run).state == "waiting"
 
 
@@ -118,7 +118,7 @@ def test_a_job_that_is_to_come_back_waits(shelf: Shelf, monkeypatch: pytest.Monk
         ("stop", {"47"}, "stopped"),
     ):
         attempt.event("end", **stopped.to_dict(), next=following, why="x")
-        monkeypatch.setattr(queue, "_answer", (time.monotonic(), frozenset(listed)))
+        monkeypatch.setattr(queue, "_answer", (time.time(), frozenset(listed)))
         assert view_of(run).state == state
 
 

@@ -156,7 +156,7 @@ def test_a_job_in_a_queue_is_taken_out_of_it(
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(queue, "_answer", (-queue.KEEP_S, None))
+    monkeypatch.setattr(queue, "_answer", (0.0, None))
     code, _, err = call("stop", "a")
     assert code == ExitCode.CONFIG
     assert "waiting in slurm job 12_3, which does not let go of it: not yours" in err

@@ -36,12 +36,12 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr(queue, "_answer", (-queue.KEEP_S, None))
+    monkeypatch.setattr(queue, "_answer", (0.0, None))
 
     def put(name: str, script: str) -> None:
         (folder / name).write_text(f"#!/bin/sh\n{script}\n")
         (folder / name).chmod(0o755)
-        monkeypatch.setattr(queue, "_answer", (-queue.KEEP_S, None))
+        monkeypatch.setattr(queue, "_answer", (0.0, None))
 
     return put
 
@@ -133,11 +133,15 @@ def test_at_most_so_many_at_a_time(job: RunConfig, command: Commands) -> None:
 
 
 def test_points_that_a_sweeper_asks_for_later_join_the_sweep(
-    job: RunConfig, command: Commands
+    job: RunConfig, command: Commands, tmp_path: Path
 ) -> None:
     command("sbatch", "echo 17")
     sweep = new_sweep(job)
     first = enqueue(sweep, seeds(job, 1, 2), [])
+    listed = tmp_path / "listed"
+    listed.write_text("17 17 17_0 18 17 17_1")
+    command("squeue", f"read all < {listed}; echo $all")
+    assert first[0].view().state == "waiting"
     command("sbatch", SBATCH.format("echo 'error: no' >&2; exit 1"))
     with pytest.raises(Stop, match="does not take this job"):
         enqueue(sweep, seeds(job, 3, 4), [])
@@ -146,7 +150,10 @@ def test_points_that_a_sweeper_asks_for_later_join_the_sweep(
     ]
     assert sweep.points() == first
     command("sbatch", "echo 18")
+    assert not queue.is_listed("18_2")
+    listed.write_text("19 18 18_2 20 18 18_3")
     more = enqueue(sweep, seeds(job, 3, 4), [])
+    assert more[0].view().state == "waiting"  # an answer of before does not count
     assert (jobs(more), array_line(sweep)) == (["18_2", "18_3"], "#SBATCH --array=2-3")
 
 
