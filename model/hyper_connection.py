@@ -95,7 +95,7 @@ class _Read(torch.autograd.Function):
         streams, pre = ctx.saved_tensors
         grad = grad.float()
         grad_streams = pre[:, :, None] * grad[:, None]
-        grad_pre = torch.bmm(streams.float(), grad[:, :, None])[:, :, 0]
+        grad_pre = torch.bmm(grad[:, None], streams.float().mT)[:, 0]
         return grad_streams.to(streams.dtype), grad_pre
 
 
@@ -111,7 +111,7 @@ class _Expand(torch.autograd.Function):
         y, streams, post, comb = ctx.saved_tensors
         grad = grad.float()
         grad_y = torch.bmm(post[:, None], grad)[:, 0]
-        grad_post = torch.bmm(grad, y.float()[:, :, None])[:, :, 0]
+        grad_post = torch.bmm(y.float()[:, None], grad.mT)[:, 0]
         grad_streams = torch.bmm(comb, grad)
         grad_comb = torch.bmm(streams.float(), grad.mT)
         return grad_y.to(y.dtype), grad_streams.to(streams.dtype), grad_post, grad_comb
