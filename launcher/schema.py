@@ -7,6 +7,7 @@ an int is a float.
 
 from __future__ import annotations
 
+import functools
 import math
 import types
 from collections.abc import Mapping
@@ -76,7 +77,7 @@ def sections(cls: type, tree: Any, *, report: Report, path: str = "") -> dict[st
                 f"{path}={shown(tree)} must be a section with the settings {', '.join(names)}"
             )
         return dict.fromkeys(names, BROKEN)
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     if unknown := [_join(path, key) for key in tree if key not in names]:
         report.unknown.extend(unknown)
         report.near.extend(_join(path, name) for name in names)
@@ -170,6 +171,12 @@ def _mistake(hint: Any, value: Any, path: str) -> str:
     return "must not contain ${" if "${" in value else ""
 
 
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    """The types of a dataclass's fields, as types: a sweep asks for them thousands of times."""
+    return get_type_hints(cls)
+
+
 def setting_name(field: Field[Any]) -> str:
     """What users call a field: its name, which ends in "_" in Python where it is a keyword."""
     return field.name.removesuffix("_")
@@ -178,7 +185,7 @@ def setting_name(field: Field[Any]) -> str:
 def setting_names(cls: type, path: str = "") -> list[str]:
     """Dotted names of all settings of `cls`, sections included, in order."""
     names: list[str] = []
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     for f in fields(cls):
         name = _join(path, setting_name(f))
         names.append(name)

@@ -76,6 +76,8 @@ def broken(config: RunConfig, *, rules: Sequence[Rule] = RULES) -> list[str]:
 
 def messages(report: Report) -> list[str]:
     """One line a problem, each with its fix."""
+    if not report:
+        return []
     known = [*setting_names(RunConfig), *report.near, "experiment"]
     found = []
     for name in report.unknown:

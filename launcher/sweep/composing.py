@@ -8,7 +8,7 @@ from copy import deepcopy
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 
 class Composer:
@@ -26,7 +26,8 @@ class Composer:
         self._first: dict[tuple[str, ...], DictConfig | None] = {}  # None: only Hydra can
 
     def __call__(self, overrides: Sequence[str]) -> DictConfig:
-        """The configuration of a point, the caller's own to change."""
+        """The configuration of a point, the caller's own to change. Of `hydra` it may have no more
+        than the launcher."""
         parsed = self._parser.parse_overrides(list(overrides))
         values = [override for override in parsed if not self._chooses(override)]
         key = tuple(
@@ -35,6 +36,8 @@ class Composer:
         )
         if key not in self._first:
             made = self._by_hydra(overrides)
+            with open_dict(made):  # nothing else of it is asked for, and it is half of the whole
+                made.hydra = {"launcher": made.hydra.launcher}
             alike = all(_only_sets(override) and _is_set(made, override) for override in values)
             self._first[key] = deepcopy(made) if alike else None
             return made

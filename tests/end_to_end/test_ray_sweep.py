@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import time
 
 import pytest
@@ -49,18 +50,31 @@ def test_absurd_rates_are_stopped_and_the_good_one_ends(place) -> None:
 
 
 @pytest.mark.long
-def test_ctrl_c_saves_the_points_at_work_and_retry_goes_on(place) -> None:
-    process = place.begin(*place.small, *ASHA, *RATES, "train.steps=400", "optim.lr=3e-3,1e-3")
+def test_ctrl_c_saves_retry_goes_on_and_nothing_outlives_a_killed_sweep(place) -> None:
+    process = place.begin(*place.small, *ASHA, *RATES, "train.steps=5000", "optim.lr=3e-3,1e-3")
     place.wait_for(place.metrics, process)
     everyone = descendants(process.pid)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert process.returncode == ExitCode.INTERRUPTED, out + err
-    deadline = time.monotonic() + 10
-    while any(map(alive, everyone)):
-        assert time.monotonic() < deadline, [pid for pid in everyone if alive(pid)]
-        time.sleep(0.1)
+    _await_end(everyone)
     (sweep,) = (place.folder / "runs").iterdir()
     told = json.loads(place.run("dsv41", "sweep", "status", str(sweep), "--json").out)
     assert [point["state"] for point in told] == ["stopped", "new"]
     assert f"step_{told[0]['step']:08d}" in {saved.name for saved in place.saved()}
+
+    process = place.start(
+        [sys.executable, "-P", "-m", "launcher.tools", "sweep", "retry", str(sweep)]
+    )
+    place.wait_for(lambda: max(place.losses(sweep / "000"), default=0) > told[0]["step"], process)
+    everyone = descendants(process.pid)
+    process.kill()
+    process.communicate()
+    _await_end(everyone)
+
+
+def _await_end(pids: list[int]) -> None:
+    deadline = time.monotonic() + 15
+    while any(map(alive, pids)):
+        assert time.monotonic() < deadline, [pid for pid in pids if alive(pid)]
+        time.sleep(0.1)
