@@ -76,11 +76,12 @@ class Orders:
     def _read(self) -> None:
         sys.stdin.read()
         self.ended.set()
-        if os.getppid() != self._parent:
-            time.sleep(ORPHAN_SECONDS)
-            send(descendants(os.getpid()), signal.SIGKILL)
-            shutil.rmtree(self._temporary, ignore_errors=True)
-            os.killpg(os.getpgrp(), signal.SIGKILL)  # a session of our own
+        while os.getppid() == self._parent:  # one that dies closes its files a moment before
+            time.sleep(LOOK_SECONDS)
+        time.sleep(ORPHAN_SECONDS)
+        send(descendants(os.getpid()), signal.SIGKILL)
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        os.killpg(os.getpgrp(), signal.SIGKILL)  # a session of our own
 
 
 def main() -> None:
