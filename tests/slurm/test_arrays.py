@@ -57,10 +57,11 @@ def test_three_points_end_one_fails_and_only_that_one_is_run_again(login: Login)
 
 
 @pytest.mark.long
-def test_a_preempted_point_comes_back_and_its_neighbour_works_on(login: Login) -> None:
+def test_a_preempted_point_and_one_out_of_time_come_back_each_for_itself(login: Login) -> None:
     _, points = submitted(
-        *(login, "seed=1,2", "train.steps=12", "launcher.slurm.extra=[--exclusive]"),
-        faults="slow@forward,ms=500,attempt=1",
+        *(login, "seed=1,2", "train.steps=30", "resilience.grace_s=5"),
+        *("launcher.slurm.time='10'", "launcher.slurm.extra=[--exclusive]"),
+        faults="slow@forward,ms=1000,attempt=1",
     )
     for point in points:
         point.until_step(2)
@@ -70,12 +71,18 @@ def test_a_preempted_point_comes_back_and_its_neighbour_works_on(login: Login) -
         *("sbatch", "--partition=high", f"--nodelist={nodes[1]}", "--exclusive"),
         *("--output=/dev/null", "--wrap=true"),
     )
+    points[1].until(lambda: points[1].facts()["Restarts"] == "1", "queued again")
+    assert (points[0].facts()["Restarts"], points[0].folder.last_attempt()) == ("0", 1)
+    # Slurm counts in minutes, and warns up to a minute early: at its next look.
+    login.cluster.run("scontrol", "update", f"JobId={points[0].job}", "TimeLimit=1")
+    points[0].until(lambda: points[0].facts()["Restarts"] == "1", "queued again")
+    login.cluster.run("scontrol", "update", f"JobId={points[0].job}", "TimeLimit=10")
     for point in points:
         point.until_state("COMPLETED")
-        assert point.steps() == list(range(1, 13))
-    assert [point.facts()["Restarts"] for point in points] == ["0", "1"]
-    assert [point.folder.last_attempt() for point in points] == [1, 2]
-    assert points[1].end_of(1)["next"] == "requeue"
+        assert point.steps() == list(range(1, 31))
+        assert point.folder.last_attempt() == 2
+        assert point.end_of(1)["next"] == "requeue"
+        assert point.facts()["Restarts"] == "1"
 
 
 @pytest.mark.long
