@@ -67,6 +67,7 @@ def all_checks(config: RunConfig | None, *, environ: Mapping[str, str]) -> list[
     pinned = config is not None and config.model.engram.store == "host"
     cached = folders.cache_folders(environ, data=_data_cache(config, environ))
     launcher = config.launcher if config else LauncherConfig("local")
+    ours = launcher.ray if launcher.kind == "ray" else None
     return [
         Check("versions", installation.versions),
         Check("devices", partial(installation.devices, timeout_s=TORCH_S), TORCH_S + 5),
@@ -81,7 +82,12 @@ def all_checks(config: RunConfig | None, *, environ: Mapping[str, str]) -> list[
         Check("host name", partial(network.host_name, nodes=launcher.nodes), late="warn"),
         Check("ports", partial(network.port, launcher.torchrun.port)),
         Check("Slurm", partial(network.slurm, needed=launcher.kind == "slurm"), late="warn"),
-        Check("Ray", partial(network.ray, environ.get("RAY_ADDRESS")), late="warn"),
+        Check(
+            "Ray",
+            partial(network.ray, ours, variable=environ.get("RAY_ADDRESS")),
+            2 * network.PATIENCE_S,
+            late="fail" if ours else "warn",
+        ),
         Check("W&B", partial(network.wandb, environ.get("WANDB_BASE_URL")), late="warn"),
     ]
 

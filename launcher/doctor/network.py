@@ -6,7 +6,8 @@ import shutil
 import socket
 from urllib.parse import urlsplit
 
-from launcher.doctor.check import Finding, output_of
+from launcher.backends.ray.config import RayConfig, host_and_port
+from launcher.doctor.check import Finding, Level, output_of
 
 PATIENCE_S = 3.0
 SLURM = ("sbatch", "srun", "squeue", "scontrol")
@@ -57,16 +58,26 @@ def wandb(base: str | None) -> Finding:
     return Finding("ok", f"{host}:{number} answers")
 
 
-def ray(address: str | None) -> Finding:
-    """Whether the cluster that the address names answers."""
+def ray(config: RayConfig | None, *, variable: str | None) -> Finding:
+    """Whether the cluster of Ray answers that a run is to take place in. config: of a run with
+    launcher=ray; variable: RAY_ADDRESS, which `auto` means."""
+    if config is not None and config.address is None:
+        return Finding("ok", "the run starts a cluster of its own (launcher.ray.address=null)")
+    if config is not None and config.address != "auto":
+        address, name = config.address, "launcher.ray.address"
+    else:
+        address, name = variable, "RAY_ADDRESS"
+    level: Level = "warn" if config is None else "fail"
     if not address:
-        return Finding("ok", "no address is given (RAY_ADDRESS)")
-    host, _, number = address.rpartition("://")[2].rstrip("/").rpartition(":")
-    if not host or not number.isdecimal():
-        return Finding("ok", f"RAY_ADDRESS={address}: found by Ray itself")
-    if problem := unreachable(host, int(number)):
-        fix = "start it (ray start --head), or correct RAY_ADDRESS"
-        return Finding("warn", f"{address}: {problem}", fix)
+        found = "no address is given (RAY_ADDRESS)"
+        return Finding("ok", found if config is None else "auto: found by Ray itself")
+    place = host_and_port(address.rpartition("://")[2].rstrip("/"))
+    if place is None or place[0] == "auto":
+        return Finding("ok", f"{name}={address}: found by Ray itself")
+    if problem := unreachable(*place):
+        other = "; null starts one here" if name != "RAY_ADDRESS" else ""
+        fix = f"start it (ray start --head prints its address), or correct {name}{other}"
+        return Finding(level, f"{address}: {problem}", fix)
     return Finding("ok", f"{address} answers")
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends.ray.config import RayConfig
 from launcher.doctor import folders, installation, limits, network
 from launcher.doctor.check import Check, Finding, carried_out, output_of
 
@@ -181,12 +182,29 @@ def test_services_that_answer_and_that_do_not() -> None:
         server.listen()
         place = f"127.0.0.1:{server.getsockname()[1]}"
         assert network.wandb(f"http://{place}").level == "ok"
-        assert network.ray(place).level == network.ray(f"ray://{place}").level == "ok"
+        for address in (place, f"ray://{place}"):
+            assert network.ray(None, variable=address).level == "ok"
+        assert network.ray(RayConfig(place), variable="nowhere:1").level == "ok"
     offline = network.wandb(f"http://{place}")
     assert offline.level == "warn" and "refused" in offline.found and "wandb sync" in offline.fix
-    lost = network.ray(place)
+    lost = network.ray(None, variable=place)
     assert lost.level == "warn" and "ray start --head" in lost.fix
-    assert network.ray(None).level == network.ray("auto").level == "ok"
+    for variable in (None, "auto"):
+        assert network.ray(None, variable=variable).level == "ok"
+
+
+def test_the_cluster_that_a_run_needs() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+    lost = network.ray(RayConfig(place), variable=None)
+    assert lost.level == "fail" and lost.found.startswith(f"{place}: ")
+    assert "correct launcher.ray.address; null starts one here" in lost.fix
+    stray = network.ray(RayConfig("no.such.host.invalid:6379"), variable=None)
+    assert stray.level == "fail" and "no.such.host.invalid:6379: " in stray.found
+    assert network.ray(RayConfig(), variable=place).level == "ok"  # one of its own
+    assert network.ray(RayConfig("auto"), variable=place).level == "fail"
+    assert network.ray(RayConfig("auto"), variable=None).level == "ok"
 
 
 def tool(folder: Path, name: str, text: str = "") -> None:

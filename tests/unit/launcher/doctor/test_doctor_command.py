@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,16 @@ def test_a_run_that_is_named_brings_its_own_folders(tiny, tmp_path: Path) -> Non
     checks = {check.name: check for check in command.all_checks(tiny, environ={})}
     assert str(tmp_path / "runs") in checks["runs_dir"].look().found
     assert str(tiny.data.cache_folder) in checks["caches"].look().found
+
+
+def test_the_address_of_the_runs_cluster_is_tried(tiny) -> None:
+    ray = replace(tiny.launcher.ray, address="127.0.0.1:1")
+    config = replace(tiny, launcher=replace(tiny.launcher, kind="ray", ray=ray))
+    checks = {check.name: check for check in command.all_checks(config, environ={})}
+    assert checks["Ray"].look().level == checks["Ray"].late == "fail"
+    elsewhere = replace(config, launcher=replace(config.launcher, kind="local"))
+    checks = {check.name: check for check in command.all_checks(elsewhere, environ={})}
+    assert checks["Ray"].look().level == "ok"
 
 
 @pytest.mark.slow
