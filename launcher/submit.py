@@ -116,12 +116,17 @@ def _train(
 ) -> Outcome:
     if config.launcher.kind == "slurm":
         return _queue(folder, config, sources, now=now, new=new)
-    if config.launcher.kind == "local":
-        attempt = _begin_here(folder, config, sources, now)
-        outcome = run_here(config, folder, attempt)
-        attempt.event("end", **outcome.to_dict())
-    else:
-        outcome, attempt = supervise(folder, config, sources, given=now, say=_say)
+    try:
+        if config.launcher.kind == "local":
+            attempt = _begin_here(folder, config, sources, now)
+            outcome = run_here(config, folder, attempt)
+            attempt.event("end", **outcome.to_dict())
+        else:
+            outcome, attempt = supervise(folder, config, sources, given=now, say=_say)
+    except Stop:
+        if new is not None and (not folder.last_attempt() or folder.is_bare()):
+            new.discard()
+        raise
     if new is not None and outcome.code in COULD_NOT_BEGIN and folder.is_bare():
         new.discard()
         print(f"dsv41-train: {outcome.message}", file=sys.stderr, flush=True)

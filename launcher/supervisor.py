@@ -54,8 +54,8 @@ def supervise(
 
     given: settings of the data for these attempts alone. job: of a batch system, that this process
     runs in. earlier: how the attempts ended that count with these, see `decide`. Ctrl-C and SIGTERM
-    ask the ranks to checkpoint and end; a second one ends them at once. Stop when an attempt cannot
-    be begun.
+    ask the ranks to checkpoint and end; a second one ends them at once. Stop when the folder of an
+    attempt cannot be made.
     """
     backend = backend or backend_of(config, say=say)
     limits, ends = config.resilience, list(earlier)
@@ -74,7 +74,11 @@ def supervise(
             watchdog = Watchdog(
                 attempt, world=plan.world, hang_s=limits.hang_s, say=say, now=time.monotonic()
             )
-            outcome = _run(backend, attempt, plan, requests, watchdog)
+            requests.about(attempt)
+            try:
+                outcome = _run(backend, attempt, plan, requests, watchdog)
+            except Stop as stop:
+                return _refused(attempt, stop, before), attempt
             end, fate = _end_of(attempt, outcome, requests, job)
             ends.append(replace(end, saved_before=before, saved=folder.saved_step()))
             decision = decide(ends, limits)
@@ -94,6 +98,19 @@ def supervise(
                 return outcome, attempt
             if (asked := requests.wait(decision.delay_s)) is not None:
                 return _between(attempt, ends[-1], asked), attempt
+
+
+def _refused(attempt: Attempt, stop: Stop, saved: int) -> Outcome:
+    """The end of an attempt whose ranks could not be started as things are."""
+    outcome = Outcome(stop.code, "refused", saved, stop.message)
+    attempt.event(
+        "end",
+        **outcome.to_dict(),
+        next=Next.STOP.value,
+        why="it could not begin",
+        **remembered(AttemptEnd(outcome, saved_before=saved, saved=saved)),
+    )
+    return outcome
 
 
 def _between(attempt: Attempt, end: AttemptEnd, code: ExitCode) -> Outcome:
@@ -177,7 +194,6 @@ def _run(
 def _watch(
     handle: Handle, attempt: Attempt, plan: Plan, requests: StopRequests, watchdog: Watchdog
 ) -> Sequence[Death] | Hang | Outcome:
-    requests.about(attempt)
     one_ended: float | None = None
     while (deaths := handle.poll()) is None:
         if requests.overdue or wanted_now(attempt.stop_file):

@@ -51,16 +51,17 @@ class Torchrun:
     def _host(self, plan: Plan) -> str:
         """The name that others find this machine by; never a guess, which would make every node a
         world of its own."""
-        if plan.nodes == 1:
-            return self._config.host or "127.0.0.1"
+        if plan.nodes == 1 and self._config.host is None:
+            return "127.0.0.1"
         host = self._config.host or socket.gethostname()
         try:
             socket.getaddrinfo(host, None)
         except OSError as error:
             raise Stop(
                 ExitCode.CONFIG,
-                f"The host name {host} does not resolve ({error}), so other nodes cannot join.\n"
-                "Give an address that they reach: launcher.torchrun.host=ADDRESS",
+                f"The host name {host} does not resolve ({error.strerror or error}), so ranks "
+                "cannot meet there.\n"
+                "Give an address that all nodes reach: launcher.torchrun.host=ADDRESS",
             ) from error
         return host
 

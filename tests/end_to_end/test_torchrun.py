@@ -127,3 +127,4 @@ def test_a_host_that_does_not_resolve_is_an_error(place) -> None:
     assert ended.code == ExitCode.CONFIG, ended.text
     assert "no.such.host.invalid does not resolve" in ended.err
     assert "launcher.torchrun.host=ADDRESS" in ended.err
+    assert place.runs() == []

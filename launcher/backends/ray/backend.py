@@ -22,6 +22,7 @@ from launcher.processes import end_tree, killed_by, without_rank
 from launcher.reduce import Death
 from launcher.run_dir import Attempt
 from trainer.exit_codes import ExitCode
+from trainer.signals import requested_stop
 
 CONNECT_SECONDS = 120.0
 END_SECONDS = 30.0  # that a driver has to end its ranks and its cluster
@@ -60,6 +61,7 @@ class Driver:
     def __init__(self, attempt: Attempt, plan: Plan, *, say: Say, again: bool) -> None:
         self._say, self._again = say, again
         self._log = attempt.path / "ray.log"
+        self._stop_file = attempt.stop_file
         self._temporary = Path(tempfile.mkdtemp(prefix="dsv41-ray-", dir=short_folder()))
         self._deaths: list[Death] | None = None
         self._reports: SimpleQueue[dict[str, Any]] = SimpleQueue()
@@ -89,11 +91,16 @@ class Driver:
         self._screen = _Screen(attempt.path / "terminal.log")
 
     def connect(self) -> None:
-        """Wait until the driver is in its cluster. Stop 78 when there is none."""
+        """Wait until the driver is in its cluster, or a person waits no longer. Stop 78 when there
+        is none."""
         deadline = time.monotonic() + CONNECT_SECONDS
         while not self._connected and self._deaths is None:
+            if requested_stop(self._stop_file) is not None:
+                return
             if time.monotonic() > deadline:
-                self._fail(f"Ray gave no answer in {CONNECT_SECONDS:.0f} s; see {self._log}")
+                said = self._log.read_text("utf-8", errors="replace").strip().splitlines()
+                last = f"; its last words: {said[-1]}" if said else ""
+                self._fail(f"Ray gave no answer in {CONNECT_SECONDS:.0f} s{last}")
             self._hear(0.2)
 
     def poll(self) -> list[Death] | None:

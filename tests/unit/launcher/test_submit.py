@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from launcher import submit as module
+from launcher.config import TorchrunConfig
 from launcher.run_config import RunConfig
 from launcher.run_dir import Attempt, RunFolder
 from launcher.submit import command_words, submit
@@ -55,6 +59,69 @@ def test_other_runs_stay(tiny: RunConfig, trained, capsys, code: int) -> None:
     ]
     shown = capsys.readouterr()
     assert f"Run     {attempt.path.parents[1]}" in (shown.err if code else shown.out)
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that somebody listens at."""
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+def nowhere(config: RunConfig, place: str, port: int) -> RunConfig:
+    """The run where it cannot be begun."""
+    launcher = config.launcher
+    ray = replace(launcher.ray, address="127.0.0.1:1")
+    other = {
+        "port": {"kind": "torchrun", "torchrun": TorchrunConfig(port=port)},
+        "host": {"kind": "torchrun", "torchrun": TorchrunConfig(host="no.such.host.invalid")},
+        "ray": {"kind": "ray", "ray": ray},
+    }
+    return replace(config, launcher=replace(launcher, **other[place]))
+
+
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        ("port", "is taken (Address already in use).\nUse another launcher.torchrun.port"),
+        ("host", "no.such.host.invalid does not resolve"),
+        ("ray", "The Ray cluster at 127.0.0.1:1 cannot be reached: Connection refused."),
+    ],
+)
+def test_a_refused_start_leaves_nothing_of_a_new_run(
+    tiny: RunConfig, taken: int, capsys, place: str, told: str
+) -> None:
+    outcome = submit(nowhere(tiny, place, taken), overrides=[])
+    assert (outcome.code, outcome.reason) == (ExitCode.CONFIG, "refused")
+    shown = capsys.readouterr().err
+    assert shown.startswith("dsv41-train: ") and told in shown and "Log " not in shown
+    assert not Path(tiny.runs_dir).exists()
+
+
+def test_a_refused_start_leaves_an_older_run_as_it_was(
+    tiny: RunConfig, trained, taken: int, capsys
+) -> None:
+    config = replace(tiny, seed=75, resume="auto")
+    submit(config, overrides=[])
+    folder = RunFolder(trained[0].path.parents[1])
+    assert submit(nowhere(config, "port", taken), overrides=[]).code == ExitCode.CONFIG
+    assert "is taken" in capsys.readouterr().err
+    assert folder.last_attempt() == 2 and folder.attempt(2).ending() == "stop"
+    assert folder.attempt(2).events()[-1]["reason"] == "refused"
+
+
+def test_an_attempt_that_cannot_be_made_leaves_nothing_of_a_new_run(
+    tiny: RunConfig, trained, monkeypatch, capsys
+) -> None:
+    def full(self, values: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Attempt, "write_given", full)
+    assert submit(tiny, overrides=[]).code == ExitCode.CANNOT_CREATE
+    assert "No space left on device" in capsys.readouterr().err
+    assert not Path(tiny.runs_dir).exists()
 
 
 def test_a_later_attempt_that_cannot_begin_stays(tiny: RunConfig, trained) -> None:
