@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shlex
+import sys
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -90,8 +92,19 @@ def section(kind: type[T], values: Any, *, where: str) -> T:
 
 
 def load(path: Path) -> RunConfig:
-    """The RunConfig frozen in a run's config.yaml. OSError when it cannot be read."""
-    return from_yaml(path.read_text(encoding="utf-8"), where=str(path))
+    """The RunConfig frozen in a run's config.yaml. OSError when it cannot be read, ConfigProblems
+    when it is none of this version."""
+    text = path.read_text(encoding="utf-8")
+    try:
+        return from_yaml(text, where=str(path))
+    except ConfigProblems as error:
+        run = path.absolute().parent
+        own = f"PYTHONPATH={shlex.quote(str(run / 'code'))} {sys.executable} -P -m launcher.tools"
+        raise ConfigProblems(
+            error.problems,
+            hint=f"If another version made this run, go on with its own code:\n"
+            f"  {own} resume {shlex.quote(str(run))}",
+        ) from error
 
 
 def differences(

@@ -18,14 +18,18 @@ class Stop(Exception):
 
 
 class ConfigProblems(Stop):
-    """Everything that is wrong with a configuration, one line each, all found at once."""
+    """Everything that is wrong with a configuration, one line each, all found at once. hint: what
+    may help against all of it."""
 
-    def __init__(self, problems: Sequence[str], *, code: ExitCode = ExitCode.CONFIG) -> None:
+    def __init__(
+        self, problems: Sequence[str], *, code: ExitCode = ExitCode.CONFIG, hint: str = ""
+    ) -> None:
         self.problems = list(problems)
         count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
         what = "command" if code == ExitCode.USAGE else "configuration"
         lines = "\n".join(f"  {one_line(problem)}" for problem in self.problems)
-        super().__init__(code, f"{count} with this {what}; nothing was started.\n\n{lines}")
+        text = f"{count} with this {what}; nothing was started.\n\n{lines}"
+        super().__init__(code, f"{text}\n\n{hint}" if hint else text)
 
 
 def one_line(text: str) -> str:

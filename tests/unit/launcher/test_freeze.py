@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from data.config import FieldsConfig, MixtureSource
 from launcher import freeze
 from launcher.problems import ConfigProblems
 from launcher.run_config import RunConfig
+from launcher.run_dir import create
 
 ANY = st.characters(exclude_categories=()) | st.sampled_from(
     "\x00\x07\x7f\x85\u2028\u2029\ufeff\udcff"
@@ -144,3 +146,15 @@ def test_a_setting_may_be_named_by_a_word_of_python(tiny: RunConfig) -> None:
     assert "\n  async: true\n" in text and "async_" not in text
     assert freeze.from_yaml(text, where="here") == changed
     assert freeze.differences(tiny, changed) == ["checkpoint.async: False -> True"]
+
+
+def test_a_run_of_another_version_says_how_to_go_on_with_it(tiny: RunConfig) -> None:
+    """By the code that is kept with the run."""
+    folder = create(tiny, overrides=[]).folder
+    folder.config_file.write_text("brand_new: 3\n" + folder.config_file.read_text())
+    with pytest.raises(ConfigProblems) as caught:
+        freeze.load(folder.config_file)
+    assert caught.value.code == 78
+    assert "config.yaml: brand_new is not a setting of this version" in caught.value.message
+    told = f"PYTHONPATH={folder.code} {sys.executable} -P -m launcher.tools resume {folder.path}"
+    assert told in caught.value.message
