@@ -15,7 +15,7 @@ from tests.ranks import Ranks
 pytestmark = pytest.mark.xdist_group("ranks")
 
 
-def members(sizes: dict[str, int]) -> dict[str, object]:
+def members(sizes: dict[str, Any]) -> dict[str, object]:
     mesh = build_mesh(**sizes)
     groups = {name: getattr(mesh, name) for name in ("cp", "ep", "owners", "replicas")}
     mine = torch.tensor([dist.get_rank()])

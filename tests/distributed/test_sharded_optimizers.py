@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -241,7 +242,7 @@ TABLE_OPTIM = {
 }
 
 
-def learn_tables(sizes: dict[str, int]) -> dict[str, Tensor]:
+def learn_tables(sizes: dict[str, Any]) -> dict[str, Tensor]:
     """Tables and their state, whole, after some steps by each rule."""
     mesh = build_mesh(**sizes)
     found = {}
