@@ -19,6 +19,7 @@ from launcher import compose, help_text, hydra_launcher
 from launcher.failures import Terminated, terminable
 from launcher.problems import Stop
 from launcher.submit import submit
+from launcher.tee import keep_working_unheard
 from launcher.validate import validate
 from trainer.exit_codes import ExitCode
 
@@ -46,6 +47,7 @@ def _run(cfg: DictConfig) -> NoReturn:
 
 def main() -> NoReturn:
     """The command's entry point; ends with the exit code of the run."""
+    keep_working_unheard()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here, not to Hydra's own printing
     sys.argv[1:] = together([DRY_RUN.get(word, word) for word in sys.argv[1:]])
     if not sys.warnoptions:  # what libraries say to one another

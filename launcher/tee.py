@@ -1,7 +1,8 @@
-"""A rank's log: all that it prints, besides what the terminal shows."""
+"""What a process prints: a rank's log of it, and a terminal or pipe that may go away."""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -67,23 +68,50 @@ class Log:
         return self._path.open("a", encoding="utf-8", buffering=1)
 
 
-class Tee:
-    """A standard stream that also writes to a Log; everything else is the stream's own."""
+class Steady:
+    """A standard stream whose reader may go away (head, a closed terminal): from then on nobody
+    hears what is said, and the work goes on. Everything else is the stream's own."""
 
-    def __init__(self, stream: TextIO, log: Log) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._log = log
 
     def write(self, text: str) -> int:
-        self._log.write(text)
-        return self._stream.write(text)
+        try:
+            return self._stream.write(text)
+        except OSError:
+            self._unheard()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            self._unheard()
 
     def writelines(self, lines: Any) -> None:
         for line in lines:
             self.write(line)
 
+    def _unheard(self) -> None:
+        """The descriptor leads nowhere now: also for children, and when Python ends."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+class Tee(Steady):
+    """Such a stream that also writes to a Log."""
+
+    def __init__(self, stream: TextIO, log: Log) -> None:
+        super().__init__(stream)
+        self._log = log
+
+    def write(self, text: str) -> int:
+        self._log.write(text)
+        return super().write(text)
 
 
 class LogOnly:
@@ -104,6 +132,11 @@ class LogOnly:
 
     def isatty(self) -> bool:
         return False
+
+
+def keep_working_unheard() -> None:
+    """Make this process's standard streams Steady, for good."""
+    sys.stdout, sys.stderr = Steady(sys.stdout), Steady(sys.stderr)  # pyright: ignore
 
 
 @contextmanager

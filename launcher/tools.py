@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 
+from launcher.tee import keep_working_unheard
 from trainer.exit_codes import ExitCode
 
 # name: (module with add_arguments(parser) and run(args) -> exit code, what it does)
@@ -29,6 +30,7 @@ COMMANDS = {
     "sweep": ("launcher.sweep.command", "the points of a sweep: status, retry, best"),
     "verify": ("launcher.verify.command", "check this installation against reference cases"),
 }
+TRAIN = ("drill", "join", "resume", "sweep")  # commands that may work for days
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -46,6 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     rest = list(argv)
     rest.remove(name)
     module = importlib.import_module(COMMANDS[name][0])
+    if name in TRAIN:
+        keep_working_unheard()
     parser = argparse.ArgumentParser(prog=f"dsv41 {name}", description=COMMANDS[name][1])
     module.add_arguments(parser)
     try:
