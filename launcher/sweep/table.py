@@ -15,6 +15,7 @@ from launcher.sweep.folder import Point, SweepFolder
 from launcher.sweep.objective import objective
 
 REFRESH_SECONDS = 1.0
+WIDTH = 400  # columns of a table that goes to no terminal
 
 
 def table_of(sweep: SweepFolder) -> Table:
@@ -83,4 +84,6 @@ class LiveTable:
 
 
 def print_table(sweep: SweepFolder) -> None:
-    Console(soft_wrap=not sys.stdout.isatty()).print(table_of(sweep))
+    """On a terminal in its width, elsewhere one line a point."""
+    width = None if sys.stdout.isatty() else WIDTH
+    Console(width=width, soft_wrap=width is not None).print(table_of(sweep))
