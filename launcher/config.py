@@ -30,10 +30,10 @@ class TorchrunConfig:
 class LauncherConfig:
     """How the ranks of the mesh (see parallel) are started.
 
-    local: one rank, in the process of the command itself. torchrun: an elastic agent on each of
-    `nodes` machines starts an equal share of the ranks; the command supervises them. ray: a Ray
-    cluster does, on `nodes` of its nodes; the command supervises them too. slurm: a job of `nodes`
-    nodes does, and the command returns once it is queued.
+    local: one rank, in the process of the command itself, which is not started again. torchrun: an
+    elastic agent on each of `nodes` machines starts an equal share of the ranks; the command
+    supervises them. ray: a Ray cluster does, on `nodes` of its nodes; the command supervises them
+    too. slurm: a job of `nodes` nodes does, and the command returns once it is queued.
     """
 
     kind: Literal["local", "torchrun", "ray", "slurm"]

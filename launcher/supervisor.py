@@ -180,7 +180,7 @@ def _run(
     """One attempt from its start to its end; nothing of it is left running."""
     handle = backend.start(attempt, plan)
     try:
-        ended = _watch(handle, attempt, plan, requests, watchdog)
+        ended = watch(handle, attempt, plan, requests, watchdog)
     finally:
         handle.kill()
         watchdog.close()
@@ -191,9 +191,10 @@ def _run(
     return reduce(attempt.outcomes(), ended, world=plan.world)
 
 
-def _watch(
+def watch(
     handle: Handle, attempt: Attempt, plan: Plan, requests: StopRequests, watchdog: Watchdog
 ) -> Sequence[Death] | Hang | Outcome:
+    """Until nothing of an attempt runs, or it is to be ended by force: who died, or why it ends."""
     one_ended: float | None = None
     while (deaths := handle.poll()) is None:
         if requests.overdue or wanted_now(attempt.stop_file):
