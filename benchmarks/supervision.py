@@ -18,7 +18,7 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -91,7 +91,7 @@ def measured(args: argparse.Namespace, attempt: Attempt) -> dict[str, Any]:
 class Processes:
     """The ranks as a supervisor sees those of an attempt."""
 
-    def __init__(self, ranks: list[BaseProcess]) -> None:
+    def __init__(self, ranks: Sequence[BaseProcess]) -> None:
         self._ranks = ranks
 
     def poll(self) -> list[Death] | None:
@@ -101,7 +101,7 @@ class Processes:
         pass
 
 
-def watched(args: argparse.Namespace, attempt: Attempt, ranks: list[BaseProcess]) -> float:
+def watched(args: argparse.Namespace, attempt: Attempt, ranks: Sequence[BaseProcess]) -> float:
     """CPU seconds of a supervisor in a second, while the ranks go on with all parts."""
     plan = Plan(RunFolder(attempt.path.parents[1]), world=args.ranks, nodes=1, grace_s=60.0)
     began, cpu = time.monotonic(), time.process_time()
