@@ -22,7 +22,7 @@ from omegaconf import DictConfig, open_dict, read_write
 
 from launcher.compose import config_flags
 from launcher.messages import labels
-from launcher.problems import ConfigProblems
+from launcher.problems import ConfigProblems, Stop
 from launcher.run_config import RunConfig
 from launcher.sweep import array
 from launcher.sweep.composing import Composer
@@ -108,7 +108,11 @@ class PointLauncher(Launcher):
                 array.wait(self._sweep, added)
         else:
             added = self._sweep.add(configs, words, flags)
-            code = run_points(self._sweep, added, first=first, last=not asks_again)
+            try:
+                code = run_points(self._sweep, added, first=first, last=not asks_again)
+            except Stop:
+                self._sweep.discard()
+                raise
         if not asks_again or code in (ExitCode.INTERRUPTED, ExitCode.AGAIN):
             # Past Hydra by SystemExit: its own way back carries no exit code.
             sys.exit(code)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -189,6 +191,14 @@ class SweepFolder:
                 file.unlink(missing_ok=True)
         for run in reversed(made):  # the first one made the folders that all lie in
             run.discard()
+
+    def discard(self) -> None:
+        """Leave nothing of a new sweep whose points were refused; no-op once one has begun."""
+        if any(point.folder.last_attempt() for point in self.points()):
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):  # other runs are there
+            self.path.parent.rmdir()
 
     def _twin(self, known: Sequence[dict[str, Any]]) -> RunFolder | None:
         """The first of the points that is still there."""

@@ -18,7 +18,7 @@ from launcher import freeze, hydra_launcher
 from launcher.hydra_launcher import Point, given_ids
 from launcher.messages import labels
 from launcher.own_packages import HOME
-from launcher.problems import ConfigProblems
+from launcher.problems import ConfigProblems, Stop
 from launcher.run_config import RunConfig
 from launcher.sweep import array
 from launcher.sweep.folder import Point as SweepPoint
@@ -35,18 +35,23 @@ def sweep(
     """sweep(code, overrides...): the exit code of a sweep whose points end with `code`, and those
     that were to run."""
 
-    def run(code: ExitCode, *overrides: str) -> tuple[int, list[SweepPoint]]:
+    def run(
+        code: ExitCode,
+        *overrides: str,
+        run_points: Callable[..., int] | None = None,
+        runs_dir: Path = tmp_path,
+    ) -> tuple[int, list[SweepPoint]]:
         started: list[SweepPoint] = []
 
-        def run_points(sweep: SweepFolder, points: Sequence[SweepPoint], **due: bool) -> int:
+        def noted(sweep: SweepFolder, points: Sequence[SweepPoint], **due: bool) -> int:
             assert due == {"first": True, "last": True}
             started.extend(points)
             return code
 
-        monkeypatch.setattr(hydra_launcher, "run_points", run_points)
+        monkeypatch.setattr(hydra_launcher, "run_points", run_points or noted)
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
-        words = [*overrides, f"runs_dir={tmp_path}"]
+        words = [*overrides, f"runs_dir={runs_dir}"]
         cfg = hydra.compose_config("config", words, run_mode=RunMode.MULTIRUN)
         context = HydraContext(config_loader=hydra.config_loader, callbacks=None)  # pyright: ignore
         sweeper = Plugins.instance().instantiate_sweeper(
@@ -119,6 +124,19 @@ def test_another_sweeper_learns_how_good_points_are_and_asks_for_more(
 @pytest.mark.parametrize("code", [ExitCode.INTERRUPTED, ExitCode.DIVERGED])
 def test_the_command_ends_with_the_sweeps_exit_code(sweep, code: ExitCode) -> None:
     assert sweep(code, "+experiment=tiny", "seed=1,2")[0] == code
+
+
+def test_nothing_is_left_of_a_sweep_that_is_refused(
+    sweep, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refused(sweep: SweepFolder, points: Sequence[SweepPoint], **due: bool) -> int:
+        assert sweep.file.is_file()
+        raise Stop(ExitCode.CONFIG, "no cluster")
+
+    runs = tmp_path / "runs"
+    with pytest.raises(Stop, match="no cluster"):
+        sweep(ExitCode.DONE, "+experiment=tiny", "seed=1,2", run_points=refused, runs_dir=runs)
+    assert not runs.exists()
 
 
 def test_nothing_starts_when_one_point_is_wrong(sweep) -> None:
