@@ -139,7 +139,7 @@ def test_two_ranks_round_to_bfloat16_like_one(tmp_path):
         assert right["loss"] == pytest.approx(left["loss"], rel=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_ranks_read_frozen_tables_and_write_samples_like_one(tmp_path):
     config = trainer_config(tmp_path)
     store = OwnerStore(dataclasses.replace(config.model, initializer_range=0.5), seed=1)

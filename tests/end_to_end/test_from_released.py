@@ -12,7 +12,7 @@ from torch import Tensor, equal, uint8
 SHARD = "model-00001-of-00001.safetensors"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_model_goes_on_from_its_released_files(place) -> None:
     first = place.train(*place.small)
     assert first.code == 0, first.text

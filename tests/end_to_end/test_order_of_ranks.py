@@ -92,7 +92,7 @@ def consumed(folder: Path, ranks: int) -> dict[int, list]:
     return {step: [pair for log in logs for pair in log[step]] for step in whole}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_three_kills_on_one_two_and_three_ranks(folder):
     [alone] = start(folder, ranks=1, first=0, workers=0)
     assert alone.wait(120) == 0

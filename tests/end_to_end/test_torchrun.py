@@ -30,7 +30,7 @@ def ranks_below(pid: int) -> list[int]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_rank_costs_no_sample(place) -> None:
     whole = place.train(*place.small, *MESH, "train.steps=6", "name=whole")
     assert whole.code == 0, whole.text

@@ -177,7 +177,7 @@ def test_without_a_compiler_a_process_says_so_in_one_line_and_goes_on(
     assert "runs uncompiled" in said and "No working C++ compiler" in said
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_with_a_compiler_results_are_those_without(golden_folder: Path, tmp_path: Path) -> None:
     off, _ = in_a_process(golden_folder)
     place = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"}

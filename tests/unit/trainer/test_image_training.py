@@ -81,7 +81,7 @@ def test_the_loss_falls_and_the_tower_learns(corpus: Corpus, seeing: TrainerConf
     assert still == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_captions_are_read_off_the_pictures(corpus: Corpus, seeing: TrainerConfig) -> None:
     """Of held-out pictures: with another one's pixels in their place the caption is missed."""
     learner = build_learner(seeing)
