@@ -54,8 +54,9 @@ def trained(
     ("number", "grace", "saved"),
     [
         (signal.SIGTERM, "0.9", [2]),
-        (signal.SIGTERM, "60", [2, 4]),
-        (signal.SIGINT, "0.9", [2, 4]),  # a person waits for it
+        pytest.param(signal.SIGTERM, "60", [2, 4], marks=pytest.mark.long),
+        # a person waits for it
+        pytest.param(signal.SIGINT, "0.9", [2, 4], marks=pytest.mark.long),
     ],
 )
 def test_a_save_that_cannot_fit_is_left_out(

@@ -147,6 +147,7 @@ MANY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("task", "mesh"), CASES.values(), ids=CASES.keys())
 def test_a_mesh_trains_like_one_rank(
     ranks: Pool, alone: Alone, tmp_path: Path, task: Task, mesh: ParallelConfig

@@ -77,7 +77,13 @@ MESHES = {
 }
 
 
-@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES.keys())
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        pytest.param(mesh, id=name, marks=[pytest.mark.long] if name == "copy" else [])
+        for name, mesh in MESHES.items()
+    ],
+)
 def test_two_ranks_train_like_one(single, mesh):
     config, one = single
     name = f"two_{mesh.dp_shard}"
@@ -111,7 +117,7 @@ def test_two_ranks_train_like_one(single, mesh):
         assert change <= limit**2 * sum(float(left[n].square().sum()) for n in names), part
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_ranks_round_to_bfloat16_like_one(tmp_path):
     """FSDP rounds parameters when it gathers them, one rank where it uses them."""
     config = trainer_config(tmp_path)

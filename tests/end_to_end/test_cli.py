@@ -57,7 +57,7 @@ def test_a_run_and_what_it_leaves(place) -> None:
     ("number", "code"),
     [
         (signal.SIGINT, ExitCode.INTERRUPTED),
-        pytest.param(signal.SIGTERM, ExitCode.AGAIN, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, ExitCode.AGAIN, marks=pytest.mark.long),
     ],
 )
 def test_stopped_and_resumed_by_the_printed_command(place, number, code) -> None:
@@ -165,6 +165,7 @@ def test_hydras_own_habits(place) -> None:
     assert place.names() == {"configs", "words.txt"}
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_every_point_and_what_failed_can_be_run_again(place) -> None:
     (place.folder / "later.txt").write_bytes(b"\xff\xfe\xff")
     ended = place.train(
@@ -189,7 +190,7 @@ def test_a_sweep_runs_every_point_and_what_failed_can_be_run_again(place) -> Non
     assert place.names() == {"configs", "words.txt", "later.txt", "runs"}
 
 
-@pytest.mark.parametrize("how", ["command", "module"])
+@pytest.mark.parametrize("how", ["command", pytest.param("module", marks=pytest.mark.long)])
 def test_a_users_own_packages_do_not_shadow_ours(place, how: str) -> None:
     for name in ("data", "model", "conf", "trainer"):
         (place.folder / name).mkdir()

@@ -135,6 +135,7 @@ def assert_same_end(place, name):
     assert all(torch.equal(tensors[name], t) for name, t in expected_tensors.items())
 
 
+@pytest.mark.slow
 def test_a_save_cut_short_and_a_flipped_bit_cost_only_the_steps_in_between(place):
     run_dir = place / "killed"
     code, out = finish(start(place, "killed", faults="kill@save.manifest,step=6"))
@@ -155,6 +156,7 @@ def test_a_save_cut_short_and_a_flipped_bit_cost_only_the_steps_in_between(place
     assert_same_end(place, "killed")
 
 
+@pytest.mark.long
 def test_sigterm_to_a_whole_process_group_still_saves(place):
     process = start(place, "preempted")
     wait_for(process, "step 3/8")

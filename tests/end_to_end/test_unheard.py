@@ -8,7 +8,11 @@ from tests.end_to_end.conftest import Place
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("launcher=torchrun",)], ids=["in the command's process", "under a supervisor"]
+    "words",
+    [
+        pytest.param((), id="in the command's process"),
+        pytest.param(("launcher=torchrun",), id="under a supervisor", marks=pytest.mark.long),
+    ],
 )
 def test_a_reader_that_goes_away_ends_nothing(place: Place, words: tuple[str, ...]) -> None:
     process = place.begin(*place.small, *words)

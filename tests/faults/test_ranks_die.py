@@ -19,6 +19,7 @@ FROM_3 = "Starting again in 1 s from the checkpoint of step 3 (failure 1 of 3 al
 IN_STEP_5 = "step=5,attempt=1"
 
 
+@pytest.mark.slow
 def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(rehearsal: Rehearsal) -> None:
     ended = rehearsal.run(f"kill@forward,rank=1,{IN_STEP_5}")
     ended.said("Attempt 1 ended (a rank was killed): Rank 1 was killed by signal 9 (SIGKILL")
@@ -40,7 +41,7 @@ def test_an_error_of_one_rank_is_told_once_and_tried_again(
     ended.is_like_the_uninterrupted_one()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_fault_after_another(rehearsal: Rehearsal) -> None:
     ended = rehearsal.run(
         f"raise@update,rank=1,{IN_STEP_5};"

@@ -26,17 +26,9 @@ CUTS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("point", "background"),
-    [
-        pytest.param(point, background, marks=mark)
-        for point in CUTS
-        for background in (False, True)
-        for mark in [
-            pytest.mark.slow if (point, background) == ("save.rename", True) else pytest.mark.long
-        ]
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("point", CUTS)
 def test_a_kill_at_any_point_of_a_save(rehearsal: Rehearsal, point: str, background: bool) -> None:
     rank, resumed = CUTS[point]
     checkpoint = replace(rehearsal.config.checkpoint, async_=background)

@@ -114,6 +114,7 @@ def test_eight_steps_a_resume_and_eight_steps_are_sixteen_steps(config, through,
     assert_same_end(config, tmp_path, through)
 
 
+@pytest.mark.long
 def test_bfloat16_trains_and_resumes_to_the_same_bits(config, through, tmp_path):
     narrow = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16"))
     (tmp_path / "whole").mkdir()
