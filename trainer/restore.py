@@ -57,8 +57,10 @@ def folder_model(
     with without_memory():
         model = DeepseekV41(config)
     give_memory(model, device=device)
-    store: RowStore = OwnerStore(config, seed=None, device=device)
-    if config.engram_layers:
+    store: RowStore
+    if config.engram_layers:  # the whole tables in memory would be the largest part by far
         store = MappedStore(config, token_map=None, device=device)
+    else:
+        store = OwnerStore(config, seed=None, device=device)
     load_weights(config, model, store, ranks=Ranks(), progress=lambda done, total: None)
     return config, model, store
