@@ -109,8 +109,13 @@ def test_a_run_goes_on_until_it_is_done(tmp_path: Path, monkeypatch: pytest.Monk
     ],
 )
 def test_what_cannot_be_drilled_is_refused(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # where there are no runs
     args = argparse.Namespace(list=False, words=words, config_dir=None, case=None, keep=False)
     assert command.run(args) == ExitCode.USAGE
     assert message in capsys.readouterr().err
