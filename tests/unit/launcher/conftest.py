@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from launcher import help_text, hydra_launcher
 from launcher.run_config import RunConfig
+from launcher.runs import queue
 from launcher.validate import validate
 
 Composed = Callable[..., DictConfig]
+Commands = Callable[[str, str], None]
 GOLDEN_TOKENIZER = Path(__file__).parents[2] / "golden" / "tokenizer.json"
 
 
@@ -32,3 +35,24 @@ def composed() -> Iterator[Composed]:
 def tiny(composed: Composed, tmp_path: Path) -> RunConfig:
     """The run of +experiment=tiny, below tmp_path."""
     return validate(composed("+experiment=tiny", f"runs_dir={tmp_path / 'runs'}"), environ={})
+
+
+@pytest.fixture
+def job(tiny: RunConfig) -> RunConfig:
+    """The same, for Slurm."""
+    return replace(tiny, launcher=replace(tiny.launcher, kind="slurm"))
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
+    """command("sbatch", "echo 17"): a command by a line of the shell; there are no others."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+
+    def put(name: str, script: str) -> None:
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+        monkeypatch.setattr(queue, "_answer", (0.0, None))  # what squeue said before
+
+    return put

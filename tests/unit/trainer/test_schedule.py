@@ -3,22 +3,10 @@ from itertools import pairwise
 
 import pytest
 
-from trainer.config import OptimConfig
+from tests.builders import optim_config
 from trainer.schedule import learning_rate
 
-OPTIM = OptimConfig(
-    name="adamw",
-    lr=2.6e-4,
-    warmup_steps=4,
-    hold_steps=3,
-    decay_steps=8,
-    final_lr=2.6e-5,
-    beta1=0.9,
-    beta2=0.95,
-    eps=1e-20,
-    weight_decay=0.1,
-    table_lr_multiplier=5.0,
-)
+OPTIM = optim_config(lr=2.6e-4, warmup_steps=4, hold_steps=3, decay_steps=8, final_lr=2.6e-5)
 
 
 def test_warm_up_is_linear_and_starts_above_zero():

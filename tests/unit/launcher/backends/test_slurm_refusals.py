@@ -18,36 +18,20 @@ from launcher.problems import Stop
 from launcher.run_config import RunConfig
 from launcher.run_dir import RunFolder, create
 from launcher.submit import submit
+from tests.unit.launcher.conftest import Commands
 from trainer.exit_codes import ExitCode
 
 
-@pytest.fixture
-def job(tiny: RunConfig) -> RunConfig:
-    return replace(tiny, launcher=replace(tiny.launcher, kind="slurm"))
-
-
-@pytest.fixture
-def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is the whole PATH: what a test puts there stands for Slurm's commands."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", str(folder))
-    return folder
-
-
-def put(folder: Path, name: str, script: str) -> None:
-    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-    (folder / name).chmod(0o755)
-
-
-def test_without_slurm(job: RunConfig, commands: Path, capsys) -> None:
+def test_without_slurm(job: RunConfig, command: Commands, capsys) -> None:
     outcome = submit(job, overrides=[])
     assert outcome.code == ExitCode.CONFIG
     assert "sbatch is not on the PATH" in capsys.readouterr().err
     assert not job.home.exists()
 
 
-def test_a_dry_run_needs_no_slurm_and_makes_nothing(job: RunConfig, commands: Path, capsys) -> None:
+def test_a_dry_run_needs_no_slurm_and_makes_nothing(
+    job: RunConfig, command: Commands, capsys
+) -> None:
     shown = replace(
         job, launcher=replace(job.launcher, slurm=replace(job.launcher.slurm, dry_run=True))
     )
@@ -56,59 +40,59 @@ def test_a_dry_run_needs_no_slurm_and_makes_nothing(job: RunConfig, commands: Pa
     assert not job.home.exists()
 
 
-def test_what_slurm_never_takes_and_what_only_waits(job: RunConfig, commands: Path) -> None:
-    put(commands, "sbatch", 'echo "sbatch: error: Invalid qos specification" >&2; exit 1')
+def test_what_slurm_never_takes_and_what_only_waits(job: RunConfig, command: Commands) -> None:
+    command("sbatch", 'echo "sbatch: error: Invalid qos specification" >&2; exit 1')
     with pytest.raises(Stop) as raised:
         check(job)
     assert raised.value.code == ExitCode.CONFIG
     assert raised.value.message.startswith("Slurm does not take this job: Invalid qos")
-    put(commands, "sbatch", 'echo "allocation failure: Requested nodes are busy" >&2; exit 1')
+    command("sbatch", 'echo "allocation failure: Requested nodes are busy" >&2; exit 1')
     check(job)
 
 
 def test_a_job_that_is_in_the_queue_is_not_joined_by_another(
-    job: RunConfig, commands: Path
+    job: RunConfig, command: Commands
 ) -> None:
     folder = create(job, overrides=[]).folder
-    put(commands, "sbatch", "echo '17;here'")
+    command("sbatch", "echo '17;here'")
     assert queue(folder, job, [], given={"processes": 3}) == "17"
     assert Submission.of(folder) == Submission([], {"processes": 3}, 1)
-    put(commands, "squeue", "echo 17")
+    command("squeue", "echo 17")
     with pytest.raises(Stop, match=r"Job 17 .* still waits or runs"):
         queue(folder, job, [], given={})
-    put(commands, "squeue", "echo 'slurm_load_jobs error: Invalid job id' >&2; exit 1")
+    command("squeue", "echo 'slurm_load_jobs error: Invalid job id' >&2; exit 1")
     assert queue(folder, job, [], given={}) == "17"
 
 
-def test_a_refused_run_leaves_nothing(job: RunConfig, commands: Path, cache: Path) -> None:
-    put(commands, "sbatch", 'case "$1" in --test-only) ;; *) echo "error: no" >&2; exit 1;; esac')
+def test_a_refused_run_leaves_nothing(job: RunConfig, command: Commands, cache: Path) -> None:
+    command("sbatch", 'case "$1" in --test-only) ;; *) echo "error: no" >&2; exit 1;; esac')
     assert submit(job, overrides=[]).code == ExitCode.CONFIG
     assert not job.home.exists()
 
 
 def test_a_job_that_cannot_be_noted_is_cancelled_again(
-    job: RunConfig, commands: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: RunConfig, command: Commands, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(folder: RunFolder, job: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", folder.path / "submitted.json")
 
     monkeypatch.setattr("launcher.backends.slurm.queue.note", full)
-    put(commands, "sbatch", "echo 17")
-    put(commands, "scancel", f'echo "$@" > {tmp_path}/asked')
+    command("sbatch", "echo 17")
+    command("scancel", f'echo "$@" > {tmp_path}/asked')
     assert submit(job, overrides=[]).code == ExitCode.CANNOT_CREATE
     assert (tmp_path / "asked").read_text() == "17\n"
     assert not job.home.exists()
 
 
 def test_a_run_in_the_queue_stays_when_nobody_reads_on(
-    job: RunConfig, commands: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    job: RunConfig, command: Commands, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def closed(text: str) -> None:
         assert text.startswith("Job 17\n") and "scancel 17" in text
         raise BrokenPipeError
 
     monkeypatch.setattr("launcher.submit._say", closed)
-    put(commands, "sbatch", "echo 17")
+    command("sbatch", "echo 17")
     with pytest.raises(BrokenPipeError):
         submit(job, overrides=[])
     (run,) = job.home.iterdir()
@@ -126,8 +110,8 @@ def test_a_first_node_without_an_address(tmp_path: Path, monkeypatch: pytest.Mon
     assert "no-such-host.invalid of the job's first node does not resolve" in raised.value.message
 
 
-def test_a_job_that_cannot_come_back_says_so(commands: Path) -> None:
-    put(commands, "scontrol", 'echo "Requested operation is presently disabled" >&2; exit 1')
+def test_a_job_that_cannot_come_back_says_so(command: Commands) -> None:
+    command("scontrol", 'echo "Requested operation is presently disabled" >&2; exit 1')
     job = SlurmJob("7", say=print)
     with pytest.raises(Stop, match="presently disabled") as raised:
         job.make_way(Fate.TIME, lambda seconds: True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,32 +18,11 @@ from launcher.run_dir import RunFolder
 from launcher.runs import queue
 from launcher.sweep import array
 from launcher.sweep.folder import Point, SweepFolder, new_sweep
+from tests.unit.launcher.conftest import Commands
 from trainer.exit_codes import ExitCode
 from trainer.outcome import Outcome
 
-Commands = Callable[[str, str], None]
 SBATCH = 'case "$1" in --test-only) ;; *) {} ;; esac'
-
-
-@pytest.fixture
-def job(tiny: RunConfig) -> RunConfig:
-    return replace(tiny, launcher=replace(tiny.launcher, kind="slurm"))
-
-
-@pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
-    """command("sbatch", "echo 17"): one of Slurm's commands; there are no others."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr(queue, "_answer", (0.0, None))
-
-    def put(name: str, script: str) -> None:
-        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-        (folder / name).chmod(0o755)
-        monkeypatch.setattr(queue, "_answer", (0.0, None))
-
-    return put
 
 
 @pytest.fixture(autouse=True)
