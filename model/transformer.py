@@ -101,6 +101,11 @@ class DeepseekV41(nn.Module):
                 parameter.requires_grad_(distill)
         self.train()
 
+    @property
+    def device(self) -> torch.device:
+        """Where it computes, and wants its inputs."""
+        return self.head.weight.device
+
     def train(self, mode: bool = True) -> Self:
         """Training uses the compiled functions that the configuration names; evaluation, whose
         shapes come and go, uses the plain ones."""

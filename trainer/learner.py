@@ -11,7 +11,7 @@ from data.batch import Stretch
 from data.tokenizer import load_token_map
 from model.empty import give_memory, without_memory
 from model.engram.mapped import MappedStore
-from model.engram.owners import OwnerStore
+from model.engram.owners import OwnerStore, table_device
 from model.engram.store import RowStore
 from model.init import init_weights
 from model.names import table_name
@@ -37,11 +37,6 @@ class Learner:
     store: RowStore
     optimizer: ParameterOptimizer
     table_optimizer: TableOptimizer | None
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model computes."""
-        return self.model.head.weight.device
 
     @property
     def stretch(self) -> Stretch:
@@ -93,7 +88,7 @@ def build_learner(
     """
     scratch = not restored and not config.model.weights
     if mesh is None:
-        tables = CPU if config.model.engram.store == "host" else device
+        tables = table_device(config.model, device)
         mesh = mesh_of(config.parallel, device=device, tables=tables)
     store = build_store(config, mesh=mesh, device=device, scratch=scratch)
     model = build_model(config, mesh=mesh, device=device, scratch=scratch)

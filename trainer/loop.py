@@ -126,7 +126,7 @@ def remaining_steps(run: Run) -> Generator[list[Batch], None, None]:
         rank=run.learner.mesh.dp_index,
         ranks=run.learner.mesh.dp_size,
         workers=run.config.data.workers,
-        pin=run.learner.device.type == "cuda",
+        pin=run.learner.model.device.type == "cuda",
         stretch=run.learner.stretch,
     )
     with closing(steps):

@@ -82,8 +82,8 @@ class NextToken:
             token_types=torch.full_like(ids, -1, dtype=torch.int8),
         )
         window = self._store.open_window([rows])
-        device = self._model.head.weight.device
-        hidden = self._model(inputs.to(device), engram=window.rows(0), head=False).hidden
+        inputs = inputs.to(self._model.device)
+        hidden = self._model(inputs, engram=window.rows(0), head=False).hidden
         assert hidden is not None
         return self._model.head(hidden[0, -1:], None)[0]
 

@@ -98,7 +98,8 @@ class StopSignals:
         if self._noted is None and self._file is not None and now - self._looked >= LOOK_SECONDS:
             self._looked = now
             self._noted = requested_stop(self._file)
-            self._deadline = min(self._deadline, now + time_given(self._file))
+            if self._noted is not None:
+                self._deadline = min(self._deadline, now + time_given(self._file))
         return self._noted
 
     def __enter__(self) -> StopSignals:

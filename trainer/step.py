@@ -168,7 +168,7 @@ def accumulate(
     """Add to the parameters, and to what learner.store will `collect`, the gradient of the losses,
     each summed over `batches` and divided by the whole step's count: labels for the language-model
     loss, real tokens for the balance loss, choosing tokens for the indexer's."""
-    floats = torch.zeros(6, dtype=torch.float64, device=learner.device)
+    floats = torch.zeros(6, dtype=torch.float64, device=learner.model.device)
     counts, balances = [], balance_weight > 0
     windows = learner.store.windows([batch.engram_rows for batch in batches])
     rows_of_each = (rows for window in windows for rows in window.micro_batches())
@@ -215,7 +215,7 @@ def forward(
         token_types=rows.token_types,
         images=images and Images(images.patches, images.grids, images.ranks),
     )
-    device, options = learner.device, {"balance": balance, "recall": recall}
+    device, options = learner.model.device, {"balance": balance, "recall": recall}
     labels = batch.labels.to(device, non_blocking=True)
     return learner.model(inputs.to(device), engram=engram, labels=labels, **options)
 

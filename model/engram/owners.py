@@ -24,6 +24,11 @@ from model.engram.window import Figures, Window
 from model.parallel.mesh import Mesh
 
 
+def table_device(config: ModelConfig, device: torch.device) -> torch.device:
+    """Where tables in memory lie, for a model on `device`: beside it, or with the host."""
+    return torch.device("cpu") if config.engram.store == "host" else device
+
+
 class OwnerStore:
     """Tables in memory that learn with the model, their rows divided over owners, see Division.
 
@@ -66,7 +71,7 @@ class OwnerStore:
         self._dim, self._device = config.engram_head_dim, device or torch.device("cpu")
         self._exchange = Exchange(self.mesh.world, device=self._device)
         self._most = max(1, window_bytes // ((8 if learns else 4) * self._dim))
-        host = config.engram.store == "host" or self._device.type == "cpu"
+        host = table_device(config, self._device).type == "cpu"
         self._table = torch.empty(
             self._division.owned_rows(self.mesh.owners.rank),
             self._dim,

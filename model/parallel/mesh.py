@@ -76,9 +76,8 @@ def build_mesh(
 ) -> Mesh:
     """The groups of this rank in the default process group; all ranks call it together.
 
-    device, tables: the kinds of device that hold parameters and Engram tables.
-
-    A world of one needs no process group. ValueError when the sizes do not divide.
+    device, tables: the kinds of device that hold parameters and Engram tables. A world of one needs
+    no process group. ValueError when the sizes do not divide.
     """
     world = dp_replicate * dp_shard * cp
     if world == 1:
@@ -109,20 +108,20 @@ def build_mesh(
         mesh_dim_names=("dp_replicate", "dense_shard"),
     )
     by_owner = numbers.view(-1, engram_owners).t().contiguous()
-    by_owner = DeviceMesh(tables, by_owner, mesh_dim_names=("owner", "replica"))
+    owner_mesh = DeviceMesh(tables, by_owner, mesh_dim_names=("owner", "replica"))
     meshes = Meshes(
         dense=dense if copied else dense["dense_shard"],
         experts=root["dp_replicate", "expert_shard"] if copied else root["expert_shard"],
         ep=root["ep"],
-        tables=by_owner,
+        tables=owner_mesh,
     )
     sequence = DeviceMesh(device, numbers.view(-1, cp), mesh_dim_names=("dp", "cp"))
     return Mesh(
         world=Group(dist.get_rank(), world, dist.group.WORLD),
         cp=_group(sequence["cp"]),
         ep=_group(root["ep"]),
-        owners=_group(by_owner["owner"]),
-        replicas=_group(by_owner["replica"]),
+        owners=_group(owner_mesh["owner"]),
+        replicas=_group(owner_mesh["replica"]),
         meshes=meshes,
     )
 
