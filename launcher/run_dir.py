@@ -51,6 +51,11 @@ class RunFolder:
         return self.path / "env.json"
 
     @property
+    def submitted_file(self) -> Path:
+        """Which job of a batch system the run waits for, see `launcher.backends.slurm.queue`."""
+        return self.path / "submitted.json"
+
+    @property
     def attempts(self) -> Path:
         return self.path / "attempts"
 

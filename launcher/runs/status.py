@@ -201,7 +201,6 @@ def next_steps(view: RunView) -> dict[str, str]:
             "go on": f"dsv41 resume {where} train.steps={2 * (view.total or 1)}",
         }
     found = {"log": logs} if view.attempts else {}
-    outcome = view.attempts[-1].outcome if view.attempts else None
-    if outcome is not None and outcome.code in FINAL:
+    if view.outcome is not None and view.outcome.code in FINAL:
         return {**found, "then": f"dsv41 resume {where} NAME=VALUE (what has to change)"}
     return {**found, "resume": f"dsv41 resume {where}"}

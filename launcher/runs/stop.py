@@ -69,8 +69,7 @@ def run(args: argparse.Namespace) -> int:
 def dequeue(view: RunView) -> RunView:
     """Take a run's job, which has not begun or is to come back, out of the queue. Stop 78 with
     Slurm's words when it does not let us."""
-    file = view.folder.path / "submitted.json"
-    known = read_json(file)
+    known = read_json(view.folder.submitted_file)
     job = str(known["job"])
     try:
         slurm("scancel", job)
@@ -80,7 +79,7 @@ def dequeue(view: RunView) -> RunView:
             f"{view.label} is {state_text(view)}, which does not let go of it: {error}\n"
             f"Try on a login node of the cluster: scancel {job}",
         ) from error
-    put_text(file, json.dumps({**known, "cancelled": True}) + "\n")
+    put_text(view.folder.submitted_file, json.dumps({**known, "cancelled": True}) + "\n")
     return view_of(view.folder)
 
 

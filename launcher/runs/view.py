@@ -92,6 +92,11 @@ class RunView:
         return max([self.last.get("step", 0), begun, *ended])
 
     @property
+    def outcome(self) -> Outcome | None:
+        """How the last attempt ended; None without one, or while its end is not known."""
+        return self.attempts[-1].outcome if self.attempts else None
+
+    @property
     def active(self) -> bool:
         """Whether something is still to be expected without anybody's help."""
         return self.state in ("running", "waiting")
@@ -206,7 +211,7 @@ def read_json(file: Path) -> dict[str, Any]:
 def _state(folder: RunFolder, attempts: list[AttemptView]) -> tuple[State, str]:
     if is_worked_on(folder):
         return "running", _doing(folder, attempts)
-    if queued := _queued(read_json(folder.path / "submitted.json"), attempts):
+    if queued := _queued(read_json(folder.submitted_file), attempts):
         return queued
     if not attempts:
         return "new", "never started"

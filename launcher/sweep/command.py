@@ -12,7 +12,6 @@ from launcher import freeze
 from launcher.failures import Terminated, terminable
 from launcher.problems import Stop
 from launcher.sweep.folder import SweepFolder, existing_sweep
-from launcher.sweep.objective import objective
 from trainer.exit_codes import ExitCode
 
 
@@ -42,10 +41,9 @@ def run(args: argparse.Namespace) -> int:
 def _status(sweep: SweepFolder, args: argparse.Namespace) -> int:
     if args.json:
         found = []
-        for point in sweep.points():
-            value = objective(point.folder.path, sweep.metric)
+        for value, point in sweep.measured():
             view = point.view()
-            outcome = view.attempts[-1].outcome if view.attempts else None
+            outcome = view.outcome
             ended = {
                 "exit_code": None if outcome is None else int(outcome.code),
                 "message": "" if outcome is None else outcome.message,
@@ -61,9 +59,8 @@ def _status(sweep: SweepFolder, args: argparse.Namespace) -> int:
     print_table(sweep)
     for point in sweep.points():
         view = point.view()
-        outcome = view.attempts[-1].outcome if view.attempts else None
-        if view.state == "failed" and outcome is not None and outcome.message:
-            print(f"\n{point.label}:\n  {outcome.message.splitlines()[0]}")
+        if view.state == "failed" and view.outcome is not None and view.outcome.message:
+            print(f"\n{point.label}:\n  {view.outcome.message.splitlines()[0]}")
             print(f"  Look    dsv41 status {shlex.quote(str(point.folder.path))}")
     if (picture := draw_sweep(sweep)) is not None:
         print(f"\nPlot    {picture}")

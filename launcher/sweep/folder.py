@@ -79,7 +79,7 @@ class Point:
             return view.state
         if view.state == "waiting":
             return f"waiting ({view.reason})"
-        outcome = view.attempts[-1].outcome if view.attempts else None
+        outcome = view.outcome
         return view.reason if outcome is None else f"{view.reason} (exit code {int(outcome.code)})"
 
 

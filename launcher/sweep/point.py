@@ -10,18 +10,21 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.guard import as_parent, die_with_parent
 from launcher.own_packages import HOME
 
+if TYPE_CHECKING:
+    from launcher.sweep.folder import Point
 
-def start_point(run: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """The process that trains the run; what it prints goes to its point.log. environment: see
+
+def start_point(point: Point, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """The process that trains a point; what it prints goes to point.log. environment: see
     `point_environment`."""
-    with (run / "point.log").open("ab") as log:
+    with point.log.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "launcher.sweep.point", str(run)],
+            [sys.executable, "-P", "-m", "launcher.sweep.point", str(point.folder.path)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

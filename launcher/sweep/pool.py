@@ -66,9 +66,7 @@ class Pool:
     def _start(self, point: Point) -> subprocess.Popen[bytes]:
         point.begin_anew()
         threads = max(1, (os.cpu_count() or 1) // self.concurrency)
-        return start_point(
-            point.folder.path, {"OMP_NUM_THREADS": str(threads), **point_environment()}
-        )
+        return start_point(point, {"OMP_NUM_THREADS": str(threads), **point_environment()})
 
     def _reap(self) -> None:
         for running in list(self._running):

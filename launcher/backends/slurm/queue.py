@@ -17,6 +17,7 @@ from launcher.backends.slurm.tools import SlurmError, is_listed, require_slurm, 
 from launcher.problems import Stop
 from launcher.run_config import RunConfig
 from launcher.run_dir import RunFolder
+from launcher.runs.view import read_json
 from trainer.disk import put_text
 from trainer.exit_codes import ExitCode
 
@@ -112,7 +113,7 @@ def given_to_next(folder: RunFolder) -> Mapping[str, Any] | None:
 
 def refuse_second(folder: RunFolder) -> None:
     """Stop 78 when an earlier job of the run still waits or runs."""
-    last = _submitted(folder).get("job")
+    last = read_json(folder.submitted_file).get("job")
     if last is not None and is_listed(last):
         raise Stop(
             ExitCode.CONFIG,
@@ -154,7 +155,7 @@ def submitted(script: Path) -> Iterator[str]:
 def note(folder: RunFolder, job: str) -> None:
     """Keep with the run which job it waits for."""
     known = {"time": time.time(), "backend": "slurm", "job": job}
-    put_text(_submitted_file(folder), json.dumps(known) + "\n")
+    put_text(folder.submitted_file, json.dumps(known) + "\n")
 
 
 def follow_up(folder: RunFolder, job: str) -> str:
@@ -187,16 +188,5 @@ def _refused(error: SlurmError) -> Stop:
     )
 
 
-def _submitted(folder: RunFolder) -> dict[str, Any]:
-    try:
-        return json.loads(_submitted_file(folder).read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-
-
 def _file(folder: RunFolder) -> Path:
     return folder.path / "submission.json"
-
-
-def _submitted_file(folder: RunFolder) -> Path:
-    return folder.path / "submitted.json"

@@ -83,8 +83,7 @@ class PointTrial(Trainable):
         self._told = False
         self._process: subprocess.Popen[bytes] | None = None
         if requested_stop(sweep.stop_file) is None:
-            run = self._point.folder.path
-            self._process = start_point(run, self._course.environment)
+            self._process = start_point(self._point, self._course.environment)
             put_text(self._point.pid_file, f"{self._process.pid}\n")
 
     def _pass_requests_on(self) -> None:
