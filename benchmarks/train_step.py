@@ -28,6 +28,7 @@ from model.init import init_weights
 from model.layout import ModelInputs
 from model.transformer import DeepseekV41
 from trainer.config import OptimConfig
+from trainer.heap import keep_freed_memory
 from trainer.optim import build_adamw
 from trainer.table_optim import SparseAdam
 
@@ -48,6 +49,7 @@ OPTIM = OptimConfig(
 
 def main() -> None:
     args = arguments()
+    keep_freed_memory()  # as a rank on the CPU does
     torch.set_num_threads(args.threads)
     config = ModelConfig.from_released(json.loads(args.model.read_text()))
     model = DeepseekV41(config)
