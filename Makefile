@@ -1,6 +1,6 @@
 # A fresh clone needs nothing but Python 3.11+ and this file:
 #   make train      sets up .venv, trains the small model, shows where everything is
-#   make test       sets up .venv, lints and runs the tests (some 12 minutes on 2 cores)
+#   make test       sets up .venv, lints and runs the tests (some 10 minutes on 2 cores)
 #   make test-all   the slow tests too, and those that take minutes each
 # Set-up is repeated only when pyproject.toml or constraints.txt change.
 

@@ -23,7 +23,7 @@ from trainer.loop import train
 from trainer.metrics import read_metrics
 from trainer.ranks import Ranks, is_sharded
 
-pytestmark = pytest.mark.xdist_group("ranks")
+pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.slow]
 
 FOUR = ParallelConfig(dp_shard=2, cp=2, ep=2, engram_owners=4)
 OTHERS = {

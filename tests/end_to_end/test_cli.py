@@ -56,7 +56,7 @@ def test_a_run_and_what_it_leaves(place) -> None:
 @pytest.mark.parametrize(
     ("number", "code"),
     [
-        (signal.SIGINT, ExitCode.INTERRUPTED),
+        pytest.param(signal.SIGINT, ExitCode.INTERRUPTED, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, ExitCode.AGAIN, marks=pytest.mark.long),
     ],
 )
@@ -204,6 +204,7 @@ def test_a_users_own_packages_do_not_shadow_ours(place, how: str) -> None:
     assert ended.code == 0, ended.text
 
 
+@pytest.mark.slow
 def test_a_rank_as_a_process_runs_the_snapshot(place) -> None:
     assert place.train(*place.small, "train.steps=1").code == 0
     config = freeze.load(place.runs()[0] / "config.yaml")

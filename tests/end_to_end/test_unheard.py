@@ -10,7 +10,7 @@ from tests.end_to_end.conftest import Place
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param((), id="in the command's process"),
+        pytest.param((), id="in the command's process", marks=pytest.mark.slow),
         pytest.param(("launcher=torchrun",), id="under a supervisor", marks=pytest.mark.long),
     ],
 )
