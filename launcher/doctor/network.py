@@ -7,6 +7,7 @@ import socket
 from urllib.parse import urlsplit
 
 from launcher.backends.ray.config import RayConfig, host_and_port
+from launcher.backends.ray.reach import no_head
 from launcher.doctor.check import Finding, Level, output_of
 
 PATIENCE_S = 3.0
@@ -74,7 +75,7 @@ def ray(config: RayConfig | None, *, variable: str | None) -> Finding:
     place = host_and_port(address.rpartition("://")[2].rstrip("/"))
     if place is None or place[0] == "auto":
         return Finding("ok", f"{name}={address}: found by Ray itself")
-    if problem := unreachable(*place):
+    if problem := no_head(*place, seconds=PATIENCE_S):
         other = "; null starts one here" if name != "RAY_ADDRESS" else ""
         fix = f"start it (ray start --head prints its address), or correct {name}{other}"
         return Finding(level, f"{address}: {problem}", fix)

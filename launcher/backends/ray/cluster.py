@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,8 +12,9 @@ from typing import Any
 
 from launcher.backends.protocol import Plan
 from launcher.backends.ray.config import RayConfig, host_and_port
+from launcher.backends.ray.reach import no_head
 
-PROBE_SECONDS = 5.0  # for a connection to the address
+PROBE_SECONDS = 5.0  # for an answer from the address
 QUIET_SECONDS = 5.0  # of waiting for room before a person is told
 OWN_WAIT_SECONDS = 60.0  # for room in a cluster where nobody else is
 OBJECT_STORE = 100 << 20  # bytes; nothing of a run travels through it
@@ -136,20 +136,18 @@ def _start(cpus: int, *, temporary: str) -> None:
 
 
 def _reach(address: str) -> None:
-    """A look at the address itself: Ray would try for half a minute and more."""
+    """Refused where no cluster's head is."""
     place = host_and_port(address)
     assert place is not None, address
     host, port = place
     if host == "auto":
         return
-    try:
-        socket.create_connection((host, port), timeout=PROBE_SECONDS).close()
-    except OSError as error:
+    if problem := no_head(host, port, seconds=PROBE_SECONDS):
         raise Refused(
-            f"The Ray cluster at {address} cannot be reached: {error.strerror or error}.\n"
+            f"The Ray cluster at {address} cannot be reached: {problem}.\n"
             "Start it (ray start --head prints its address), or give another "
             "launcher.ray.address; null starts one here for this run alone."
-        ) from error
+        )
 
 
 def _nodes() -> list[dict[str, float]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from launcher.validate import validate
 
 Composed = Callable[..., DictConfig]
 Commands = Callable[[str, str], None]
+Answering = Callable[[bytes | None], AbstractContextManager[str]]
 GOLDEN_TOKENIZER = Path(__file__).parents[2] / "golden" / "tokenizer.json"
 
 
@@ -56,3 +60,32 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
         monkeypatch.setattr(queue, "_answer", (0.0, None))  # what squeue said before
 
     return put
+
+
+@pytest.fixture
+def answering() -> Answering:
+    """answering(b"no"): while entered, a server that says so to whoever connects, or nothing at all
+    (None), at the address that it gives."""
+    return _answering
+
+
+@contextmanager
+def _answering(reply: bytes | None) -> Iterator[str]:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+
+        def serve() -> None:
+            held = []
+            with suppress(OSError):  # closed below
+                while True:
+                    connection, _ = server.accept()
+                    held.append(connection)
+                    if reply is not None:
+                        connection.recv(1024)
+                        connection.sendall(reply)
+                        connection.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)

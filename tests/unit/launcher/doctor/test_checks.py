@@ -176,15 +176,18 @@ def test_a_port_that_is_taken() -> None:
     assert "null" in found.fix
 
 
-def test_services_that_answer_and_that_do_not() -> None:
+def test_services_that_answer_and_that_do_not(answering) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
         place = f"127.0.0.1:{server.getsockname()[1]}"
         assert network.wandb(f"http://{place}").level == "ok"
-        for address in (place, f"ray://{place}"):
+    with answering(bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])) as head:
+        for address in (head, f"ray://{head}"):
             assert network.ray(None, variable=address).level == "ok"
-        assert network.ray(RayConfig(place), variable="nowhere:1").level == "ok"
+        assert network.ray(RayConfig(head), variable="nowhere:1").level == "ok"
+    with answering(b"HTTP/1.1 400 Bad Request\r\n") as other:
+        assert "something else than Ray" in network.ray(None, variable=other).found
     offline = network.wandb(f"http://{place}")
     assert offline.level == "warn" and "refused" in offline.found and "wandb sync" in offline.fix
     lost = network.ray(None, variable=place)
