@@ -54,13 +54,12 @@ def by_expert(rows: Tensor, weight: Tensor, span: Span) -> Tensor:
     if has_grouped(rows) and len(rows):
         return F.grouped_mm(rows, weight[span.experts], offs=_ends(span, rows))
     out = rows.new_empty(rows.shape[0], weight.shape[2])
-    parts = zip(rows.split(span.sizes), out.split(span.sizes), strict=True)
-    for e, (part, result) in enumerate(parts, start=span.first):
-        missing = FEWEST_ROWS - len(part)
-        if len(part) == 0 or missing <= 0:
-            torch.mm(part, weight[e], out=result)
+    parts = rows.split(span.sizes), out.split(span.sizes), weight[span.experts].unbind()
+    for size, part, result, own in zip(span.sizes, *parts, strict=True):
+        if 0 < size < FEWEST_ROWS:
+            result.copy_((F.pad(part, (0, 0, 0, FEWEST_ROWS - size)) @ own)[:size])
         else:
-            result.copy_((F.pad(part, (0, 0, 0, missing)) @ weight[e])[: len(part)])
+            torch.mm(part, own, out=result)
     return out
 
 
@@ -73,9 +72,9 @@ def put_outer(total: Tensor, left: Tensor, right: Tensor, span: Span) -> None:
             if size == 0:  # the kernel leaves it unwritten on some devices
                 total[e].zero_()
         return
-    parts = zip(left.split(span.sizes), right.split(span.sizes), strict=True)
-    for e, (one, other) in enumerate(parts, start=span.first):
-        torch.mm(one.t(), other, out=total[e])
+    parts = left.t().split(span.sizes, 1), right.split(span.sizes), total[span.experts].unbind()
+    for one, other, own in zip(*parts, strict=True):
+        torch.mm(one, other, out=own)
 
 
 def has_grouped(rows: Tensor) -> bool:
