@@ -12,6 +12,7 @@ from launcher.backends.slurm import queue
 from launcher.problems import Stop
 from launcher.run_config import RunConfig
 from launcher.run_dir import NewRun, RunFolder, create, runs_of, taken
+from launcher.submission import given_to_next
 from trainer.exit_codes import ExitCode
 
 Say = Callable[[str], None]
@@ -84,7 +85,7 @@ def continued(folder: RunFolder, now: Mapping[str, Any]) -> RunConfig:
 def as_last(folder: RunFolder) -> RunConfig:
     """The configuration of a run, launched, watched and shown as the last time; before it was begun
     as it was made."""
-    given = queue.given_to_next(folder)
+    given = given_to_next(folder)
     if given is None:
         last = folder.last_attempt()
         given = folder.attempt(last).given() if last else {}

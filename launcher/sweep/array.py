@@ -12,7 +12,6 @@ from pathlib import Path
 from data.cache.prepare import PreparedSource
 from launcher import freeze
 from launcher.backends.slurm.queue import (
-    Submission,
     check_script,
     note,
     refuse_second,
@@ -25,6 +24,7 @@ from launcher.messages import labels
 from launcher.problems import ConfigProblems, Stop
 from launcher.resume import given_now
 from launcher.run_config import RunConfig
+from launcher.submission import Submission
 from launcher.sweep.folder import DIGITS, Point, SweepFolder
 from launcher.sweep.table import LiveTable
 from trainer.disk import put_text

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from launcher.backends.protocol import Plan
+from launcher.backends.ray.reports import Reports
+from launcher.backends.ray.screen import Screen
 from launcher.guard import as_parent
 from launcher.problems import Stop
 from launcher.processes import end_tree, killed_by, without_rank
@@ -26,7 +25,6 @@ from trainer.signals import requested_stop
 
 CONNECT_SECONDS = 120.0
 END_SECONDS = 30.0  # that a driver has to end its ranks and its cluster
-SHOW_SECONDS = 0.3  # between two looks at what rank 0 prints
 
 Say = Callable[[str], None]
 
@@ -64,7 +62,6 @@ class Driver:
         self._stop_file = attempt.stop_file
         self._temporary = Path(tempfile.mkdtemp(prefix="dsv41-ray-", dir=short_folder()))
         self._deaths: list[Death] | None = None
-        self._reports: SimpleQueue[dict[str, Any]] = SimpleQueue()
         self._connected = False
         words = [
             *(sys.executable, "-P", "-m", "launcher.backends.ray.driver"),
@@ -86,9 +83,8 @@ class Driver:
                 start_new_session=True,
                 text=True,
             )
-        self._listener = threading.Thread(target=self._listen, name="ray-reports", daemon=True)
-        self._listener.start()
-        self._screen = _Screen(attempt.path / "terminal.log")
+        self._reports = Reports(self._process)
+        self._screen = Screen(attempt.path / "terminal.log")
 
     def connect(self) -> None:
         """Wait until the driver is in its cluster, or a person waits no longer. Stop 78 when there
@@ -119,21 +115,11 @@ class Driver:
         self._screen.close()
         shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._reports.put(json.loads(line))
-
     def _hear(self, seconds: float) -> None:
         """What the driver has said by now, waiting at most so long for the first word."""
         ended = self._process.poll() is not None
-        if ended:
-            self._listener.join(seconds + 1)
-        with suppress(Empty):
-            while True:
-                report = self._reports.get(timeout=seconds) if seconds else self._reports.get(False)
-                self._take(report)
-                seconds = 0
+        for report in self._reports.new(seconds):
+            self._take(report)
         if ended and self._deaths is None:
             code = self._process.returncode
             how = killed_by(-code) if code < 0 else f"ended with exit code {code}"
@@ -157,35 +143,6 @@ class Driver:
             self._deaths = [Death(None, text.rstrip("."))]
         else:
             raise Stop(ExitCode.BUG if ours else ExitCode.CONFIG, text)
-
-
-class _Screen:
-    """Shows on standard output what appears in `file`, until closed."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="terminal", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._closed.set()
-        self._thread.join()
-
-    def _follow(self) -> None:
-        at = 0
-        while True:
-            last = self._closed.wait(SHOW_SECONDS)
-            with suppress(OSError), self._file.open("rb") as file:
-                file.seek(at)
-                new = file.read()
-                if not last:
-                    new = new[: new.rfind(b"\n") + 1]  # whole lines
-                at += len(new)
-                sys.stdout.write(new.decode("utf-8", errors="replace"))
-                sys.stdout.flush()
-            if last:
-                return
 
 
 def short_folder() -> str | None:

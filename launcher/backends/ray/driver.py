@@ -7,13 +7,12 @@ state it keeps stay away from the supervisor, and an attempt to connect that han
 works in the run's code snapshot, since the actors import from where their driver is, and not from
 PYTHONPATH. It ends with the supervisor, the actors with it, and with them the ranks.
 
-It says what happens by lines of JSON on its standard output (see `Report`); the end of its standard
-input means: end everything. FOLDER: for the files of a cluster of its own.
+It reports connected, placed, waiting, failed or ended (see `Report`); the end of its standard input
+means: end everything. FOLDER: for the files of a cluster of its own.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -29,6 +28,7 @@ from launcher.backends.protocol import Plan
 from launcher.backends.ray.cluster import Refused, connected, is_alive, joined, room
 from launcher.backends.ray.config import RayConfig
 from launcher.backends.ray.rank import Rank, Seat, places
+from launcher.backends.ray.reports import Report
 from launcher.guard import PARENT
 from launcher.processes import KILL_SECONDS, descendants, killed_by, send
 from launcher.reduce import Death
@@ -43,21 +43,6 @@ TURN_SECONDS = 2.0  # that an actor waits for its rank before it hears of anythi
 PEERS_SECONDS = 30.0  # that ranks have to notice that one has died, before they are ended
 ORPHAN_SECONDS = 3.0  # that ranks have to end once the supervisor is gone
 LOST_SECONDS = 20.0  # until the cluster knows that a node is gone whose actor is
-
-
-class Report:
-    """Lines for the supervisor: {"state": connected | placed | waiting | failed | ended, …}.
-
-    Everything else that is written to standard output from now on goes to standard error.
-    """
-
-    def __init__(self) -> None:
-        self._lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        os.dup2(2, 1)
-
-    def __call__(self, state: str, **details: object) -> None:
-        with suppress(OSError):  # a supervisor that is gone; the guard sees to the rest
-            print(json.dumps({"state": state, **details}), file=self._lines, flush=True)
 
 
 class Orders:

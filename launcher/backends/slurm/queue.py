@@ -1,4 +1,4 @@
-"""A run into Slurm's queue: its batch script, the submission, and what to type afterwards."""
+"""A run into Slurm's queue: its batch script, the job, and what to type afterwards."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from data.cache.prepare import PreparedSource
 from launcher.backends.slurm.script import run_script
@@ -18,45 +16,12 @@ from launcher.problems import Stop
 from launcher.run_config import RunConfig
 from launcher.run_dir import RunFolder
 from launcher.runs.view import read_json
+from launcher.submission import Submission
 from trainer.disk import put_text
 from trainer.exit_codes import ExitCode
 
 # How sbatch --test-only speaks of a job that may have to wait, which is no reason to refuse it.
 _MAY_WAIT = ("busy", "not available", "unavailable", "drained", "down")
-
-
-@dataclass(frozen=True)
-class Submission:
-    """What a job must know beside the run's configuration, in the run's submission.json.
-
-    first_attempt: the number from which on attempts count against this submission's budgets.
-    """
-
-    sources: Sequence[PreparedSource]
-    given: Mapping[str, Any]
-    first_attempt: int
-
-    @classmethod
-    def of(cls, folder: RunFolder) -> Submission:
-        """Stop 78 for a run that was never submitted."""
-        try:
-            known = json.loads(_file(folder).read_text("utf-8"))
-        except OSError as error:
-            raise Stop(
-                ExitCode.CONFIG,
-                f"{_file(folder)}: {error.strerror}. Submit the run with dsv41-train launcher=slurm"
-                f", or dsv41 resume {folder.path}",
-            ) from error
-        sources = [PreparedSource.from_dict(source) for source in known["sources"]]
-        return cls(sources, known["given"], known["first_attempt"])
-
-    def write(self, folder: RunFolder) -> None:
-        known = {
-            "sources": [source.to_dict() for source in self.sources],
-            "given": dict(self.given),
-            "first_attempt": self.first_attempt,
-        }
-        put_text(_file(folder), json.dumps(known, indent=1) + "\n")
 
 
 def preview(config: RunConfig) -> str:
@@ -99,16 +64,6 @@ def queue(
         with submitted(script) as job:
             note(folder, job)
     return job
-
-
-def given_to_next(folder: RunFolder) -> Mapping[str, Any] | None:
-    """What the next attempt of a submitted run was given; None when no attempt is to come of it, or
-    one has."""
-    try:
-        submission = Submission.of(folder)
-    except Stop:
-        return None
-    return submission.given if submission.first_attempt > folder.last_attempt() else None
 
 
 def refuse_second(folder: RunFolder) -> None:
@@ -186,7 +141,3 @@ def _refused(error: SlurmError) -> Stop:
         "Correct launcher.slurm.* (sinfo lists the partitions, `sacctmgr show assoc` the accounts);"
         " --dry-run prints the batch script.",
     )
-
-
-def _file(folder: RunFolder) -> Path:
-    return folder.path / "submission.json"

@@ -18,7 +18,8 @@ from typing import Any
 
 from launcher import freeze
 from launcher.backends.ray.cluster import CLUSTER, Refused, connected
-from launcher.backends.ray.driver import Orders, Report
+from launcher.backends.ray.driver import Orders
+from launcher.backends.ray.reports import Report
 from launcher.guard import PARENT
 from launcher.run_config import RunConfig
 from launcher.sweep.folder import Point, SweepFolder

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from launcher.backends.slurm import queue
-from launcher.backends.slurm.queue import Submission, note
+from launcher.backends.slurm.queue import note
 from launcher.problems import Stop
 from launcher.resume import as_last, continued, given_now, moved, open_run
 from launcher.run_config import RunConfig
 from launcher.run_dir import NewRun, RunFolder, create
+from launcher.submission import Submission
 from trainer.exit_codes import ExitCode
 from trainer.outcome import Outcome
 

@@ -12,11 +12,12 @@ from launcher.backends.protocol import Fate, Plan
 from launcher.backends.slurm import steps
 from launcher.backends.slurm.allocation import SlurmJob
 from launcher.backends.slurm.config import SlurmConfig
-from launcher.backends.slurm.queue import Submission, check, queue
+from launcher.backends.slurm.queue import check, queue
 from launcher.backends.slurm.steps import SlurmSteps
 from launcher.problems import Stop
 from launcher.run_config import RunConfig
 from launcher.run_dir import RunFolder, create
+from launcher.submission import Submission
 from launcher.submit import submit
 from tests.unit.launcher.conftest import Commands
 from trainer.exit_codes import ExitCode

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from launcher import tools
-from launcher.backends.slurm.queue import Submission
 from launcher.problems import Stop
 from launcher.run_config import RunConfig
 from launcher.run_dir import RunFolder
 from launcher.runs import queue
+from launcher.submission import Submission
 from launcher.sweep import array
 from launcher.sweep.folder import Point, SweepFolder, new_sweep
 from tests.unit.launcher.conftest import Commands
