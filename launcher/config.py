@@ -32,8 +32,9 @@ class LauncherConfig:
 
     local: one rank, in the process of the command itself, which is not started again. torchrun: an
     elastic agent on each of `nodes` machines starts an equal share of the ranks; the command
-    supervises them. ray: a Ray cluster does, on `nodes` of its nodes; the command supervises them
-    too. slurm: a job of `nodes` nodes does, and the command returns once it is queued.
+    supervises them. ray: a Ray cluster does, on `nodes` of its nodes; one that is started for the
+    run is supervised by the command too, a running one supervises the run itself. slurm: a job of
+    `nodes` nodes does, and the command returns once it is queued.
     """
 
     kind: Literal["local", "torchrun", "ray", "slurm"]

@@ -41,10 +41,14 @@ def open_run(
     unfinished run of this name with an equal configuration that no process is working on; if
     there is none it makes a new run and says so. Stop 78 for a given id that cannot be continued.
     """
-    folder = None
-    if config.id is not None and RunFolder(config.home / config.id).path.exists():
-        folder = _given(config, held=held)
-    elif config.resume == "auto" and config.id is None:
+    folder = named_again(config)
+    if folder is not None and not held.enter_context(folder.held()):
+        raise Stop(
+            ExitCode.CONFIG,
+            f"id={config.id}: another process is working on {folder.path}.\n"
+            "Wait until it ends, or leave id out to start a new run.",
+        )
+    if config.resume == "auto" and config.id is None:
         folder = _newest(config, held=held, say=say)
     if folder is not None:
         queue.refuse_second(folder)
@@ -59,6 +63,35 @@ def open_run(
     ours = held.enter_context(new.folder.held())
     assert ours, "a folder that was just made is held by another process"
     return new
+
+
+def named_again(config: RunConfig) -> RunFolder | None:
+    """The run that config.id names; None without an id, or when there is none yet. Stop 78 for one
+    that cannot be continued, whoever works on it."""
+    if config.id is None or not (config.home / config.id).exists():
+        return None
+    folder = RunFolder(config.home / config.id)
+    if config.resume == "never":
+        raise taken(config)
+    if not folder.config_file.is_file():
+        raise Stop(
+            ExitCode.CONFIG,
+            f"{folder.path} holds no run (no config.yaml); choose another id, or remove the folder",
+        )
+    if different := _differences(folder, config):
+        lines = "\n".join(f"  {line}" for line in different)
+        raise Stop(
+            ExitCode.CONFIG,
+            f"id={config.id}: the run {folder.path} has another configuration:\n\n{lines}\n\n"
+            "Use the same settings to continue it, or leave id out to start a new run.",
+        )
+    if folder.finished():
+        raise Stop(
+            ExitCode.CONFIG,
+            f"id={config.id}: the run {folder.path} is finished; nothing is left to continue.\n"
+            "Leave id out to start a new run.",
+        )
+    return folder
 
 
 def given_now(given: RunConfig, *, frozen: RunConfig) -> dict[str, Any]:
@@ -98,37 +131,6 @@ def moved(folder: RunFolder, config: RunConfig) -> list[str]:
     for name in SECTIONS:
         found += freeze.differences(getattr(last, name), getattr(config, name), path=name)
     return found
-
-
-def _given(config: RunConfig, *, held: ExitStack) -> RunFolder:
-    folder = RunFolder(config.home / str(config.id))
-    if config.resume == "never":
-        raise taken(config)
-    if not folder.config_file.is_file():
-        raise Stop(
-            ExitCode.CONFIG,
-            f"{folder.path} holds no run (no config.yaml); choose another id, or remove the folder",
-        )
-    if different := _differences(folder, config):
-        lines = "\n".join(f"  {line}" for line in different)
-        raise Stop(
-            ExitCode.CONFIG,
-            f"id={config.id}: the run {folder.path} has another configuration:\n\n{lines}\n\n"
-            "Use the same settings to continue it, or leave id out to start a new run.",
-        )
-    if folder.finished():
-        raise Stop(
-            ExitCode.CONFIG,
-            f"id={config.id}: the run {folder.path} is finished; nothing is left to continue.\n"
-            "Leave id out to start a new run.",
-        )
-    if not held.enter_context(folder.held()):
-        raise Stop(
-            ExitCode.CONFIG,
-            f"id={config.id}: another process is working on {folder.path}.\n"
-            "Wait until it ends, or leave id out to start a new run.",
-        )
-    return folder
 
 
 def _newest(config: RunConfig, *, held: ExitStack, say: Say) -> RunFolder | None:

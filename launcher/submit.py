@@ -11,6 +11,7 @@ from pathlib import Path
 
 from data.cache.prepare import PreparedSource
 from launcher import freeze
+from launcher.backends.ray import attach
 from launcher.backends.slurm import queue
 from launcher.data_tools.prepare import prepared
 from launcher.environment import code_digest
@@ -18,7 +19,7 @@ from launcher.lineage import inherit
 from launcher.messages import closing
 from launcher.own_packages import HOME
 from launcher.problems import Stop
-from launcher.resume import continued, given_now, open_run
+from launcher.resume import continued, given_now, named_again, open_run
 from launcher.run_config import RunConfig
 from launcher.run_dir import Attempt, NewRun, RunFolder, create
 from launcher.supervisor import begin_attempt, supervise
@@ -49,21 +50,26 @@ def submit(config: RunConfig, *, overrides: Sequence[str], flags: Sequence[str] 
             return Outcome(ExitCode.DONE, "shown", 0)
         if slurm:
             queue.check(config)
+        if (old := named_again(config)) is not None:
+            wanted = continued(old, given_now(config, frozen=freeze.load(old.config_file)))
+            if (outcome := _followed(old, wanted, command)) is not None:
+                return outcome
         sources = prepared(config)  # before there is a run, and before any process group
         with ExitStack() as held:
             run = open_run(config, overrides=overrides, flags=flags, held=held, say=_say)
             if isinstance(run, NewRun):
                 now = given_now(config, frozen=config)
-                return _train(run.folder, run.config, sources, command, now=now, new=run)
+                return _train(run.folder, run.config, sources, command, now=now, held=held, new=run)
             now = given_now(config, frozen=freeze.load(run.config_file))
-            return _train(run, continued(run, now), sources, command, now=now)
+            return _train(run, continued(run, now), sources, command, now=now, held=held)
     except Stop as stop:
         print(f"dsv41-train: {stop.message}", file=sys.stderr, flush=True)
         return Outcome(code=stop.code, reason="not started", step=0, message=stop.message)
 
 
 def go_on(folder: RunFolder, now: Mapping[str, object]) -> Outcome:
-    """Go on with a run as it is. now: what `given_now` says of this attempt.
+    """Go on with a run as it is, or follow it where a Ray cluster keeps it. now: what `given_now`
+    says of this attempt.
 
     Stop 78 when it is finished or another process works on it.
     """
@@ -74,13 +80,15 @@ def go_on(folder: RunFolder, now: Mapping[str, object]) -> Outcome:
             f"{folder.path} is finished: all {config.train.steps:,} steps are done. To train "
             f"further, give more: train.steps={2 * config.train.steps}",
         )
+    if (outcome := _followed(folder, config, resume_words(folder))) is not None:
+        return outcome
     queue.refuse_second(folder)
     sources = prepared(config)
-    with folder.held() as ours:
-        if not ours:
+    with ExitStack() as held:
+        if not held.enter_context(folder.held()):
             raise Stop(ExitCode.CONFIG, f"another process is working on {folder.path}")
         _say(f"Continuing {folder.path}, attempt {folder.last_attempt() + 1}.")
-        return _train(folder, config, sources, resume_words(folder), now=now)
+        return _train(folder, config, sources, resume_words(folder), now=now, held=held)
 
 
 def begin_at(
@@ -94,10 +102,13 @@ def begin_at(
         flags=flags,
         begin=lambda folder: inherit(checkpoint, folder),
     )
-    with new.folder.held() as ours:
+    with ExitStack() as held:
+        ours = held.enter_context(new.folder.held())
         assert ours, "a folder that was just made is held by another process"
         now, command = given_now(config, frozen=config), resume_words(new.folder)
-        return new.folder, _train(new.folder, new.config, sources, command, now=now, new=new)
+        return new.folder, _train(
+            new.folder, new.config, sources, command, now=now, held=held, new=new
+        )
 
 
 def resume_words(folder: RunFolder) -> list[str]:
@@ -112,8 +123,10 @@ def _train(
     command: Sequence[str],
     *,
     now: Mapping[str, object],
+    held: ExitStack,
     new: NewRun | None = None,
 ) -> Outcome:
+    """held: what holds the run for this process."""
     if config.launcher.kind == "slurm":
         return _queue(folder, config, sources, now=now, new=new)
     try:
@@ -121,6 +134,10 @@ def _train(
             attempt = _begin_here(folder, config, sources, now)
             outcome = run_here(config, folder, attempt)
             attempt.event("end", **outcome.to_dict())
+        elif attach.stays(config):
+            outcome, attempt = attach.hand_over(
+                folder, config, sources, given=now, held=held, say=_say
+            )
         else:
             outcome, attempt = supervise(folder, config, sources, given=now, say=_say)
     except Stop:
@@ -131,6 +148,27 @@ def _train(
         new.discard()
         print(f"dsv41-train: {outcome.message}", file=sys.stderr, flush=True)
         return outcome
+    return _closed(outcome, config, folder, attempt, command)
+
+
+def _followed(folder: RunFolder, config: RunConfig, command: Sequence[str]) -> Outcome | None:
+    """The end of a run that a Ray cluster keeps, which is followed until then; None when none
+    does."""
+    link = attach.living(folder, config)
+    if link is None:
+        return None
+    outcome, attempt = attach.come_back(folder, config, link, say=_say)
+    return _closed(outcome, config, folder, attempt, command)
+
+
+def _closed(
+    outcome: Outcome,
+    config: RunConfig,
+    folder: RunFolder,
+    attempt: Attempt,
+    command: Sequence[str],
+) -> Outcome:
+    """`outcome`, once its closing lines are shown."""
     text = closing(
         outcome, config, folder=folder, attempt=attempt, plot=_plot(folder), command=command
     )

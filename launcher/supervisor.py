@@ -307,6 +307,11 @@ class StopRequests:
         return self._woken.wait(seconds)
 
     @property
+    def code(self) -> ExitCode:
+        """What a request asks the run to end with: 130 by Ctrl-C, 75 by SIGTERM."""
+        return self._code
+
+    @property
     def terminated(self) -> bool:
         """Whether the request was a SIGTERM, which batch systems send too."""
         return self.asked and self._code == ExitCode.AGAIN

@@ -14,6 +14,9 @@ from trainer import faults
 from trainer.signals import GRACE
 
 SUPERVISED = "DSV41_SUPERVISED"  # set for ranks that end with the process that started them
+OWNED = (
+    "DSV41_OWNED"  # set for commands that end with the one that started them, and their runs too
+)
 
 
 @dataclass(frozen=True)

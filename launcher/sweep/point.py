@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from launcher.backends.protocol import OWNED
 from launcher.guard import as_parent, die_with_parent
 from launcher.own_packages import HOME
 
@@ -28,7 +29,7 @@ def start_point(point: Point, environment: Mapping[str, str]) -> subprocess.Pope
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={**environment, **as_parent()},
+            env={**environment, **as_parent(), OWNED: "1"},
             start_new_session=True,  # a Ctrl-C at the terminal is for the sweep to pass on, once
         )
 

@@ -25,11 +25,32 @@ pytestmark = pytest.mark.xdist_group("ray")
 MESH = ("launcher=ray", "parallel.dp_shard=2", "checkpoint.every=2")
 
 
-def pids(place) -> dict[int, int]:
+def pids(place, name: str = "*") -> dict[int, int]:
     """Process ids by rank, of the newest attempt."""
-    files = sorted(place.folder.glob("runs/*/*/attempts/*/heartbeat-*.json"))
+    files = sorted(place.folder.glob(f"runs/{name}/*/attempts/*/heartbeat-*.json"))
     beats = [json.loads(file.read_text()) for file in files]
     return {beat["rank"]: beat["pid"] for beat in beats}
+
+
+def saved(place, name: str) -> list[Path]:
+    """The finished checkpoints of the runs of a name."""
+    return [path for path in place.saved() if path.parts[-4] == name]
+
+
+def supervisor(run: Path) -> int:
+    """The process id of the one that supervises a run now."""
+    return json.loads((run / "supervisor.json").read_text())["pid"]
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def told(process: subprocess.Popen, words: str) -> str | None:
+    """The next line that it says, once that holds `words`."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    return line if words in line else None
 
 
 @dataclass
@@ -45,6 +66,13 @@ class Nodes:
         assert self.process.stdout is not None
         print("lose", file=self.process.stdin, flush=True)
         assert self.process.stdout.readline() == "lost\n"
+
+    def kept(self) -> list:
+        """The names of its actors, and the number of its placement groups."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print("list", file=self.process.stdin, flush=True)
+        return json.loads(self.process.stdout.readline())
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +142,7 @@ def test_ctrl_c_saves_and_nothing_outlives_a_killed_supervisor(place) -> None:
     assert "Stopped after step" in err
 
     process = place.begin(*place.small, *MESH, "train.steps=1000", "name=other")
-    place.wait_for(lambda: [p for p in place.saved() if p.parts[-4] == "other"], process)
+    place.wait_for(lambda: saved(place, "other"), process)
     everyone = descendants(process.pid)
     process.kill()
     process.wait()
@@ -131,7 +159,7 @@ def test_a_lost_node_costs_no_sample(place, nodes) -> None:
     there = (f"launcher.ray.address={nodes.address}", "launcher.nodes=2")
 
     process = place.begin(*place.small, *MESH, *there, "train.steps=8", "name=lost")
-    place.wait_for(lambda: [p for p in place.saved() if p.parts[-4] == "lost"], process)
+    place.wait_for(lambda: saved(place, "lost"), process)
     nodes.lose_one()
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, out + err
@@ -140,6 +168,89 @@ def test_a_lost_node_costs_no_sample(place, nodes) -> None:
     assert "from the checkpoint of step" in told
     one, two = (place.folder / "runs" / name for name in ("whole", "lost"))
     assert place.losses(next(one.iterdir())) == place.losses(next(two.iterdir()))
+
+
+# Steps that take a while, so that there is time to lose something and come back.
+SLOWLY = {"DSV41_FAULTS": "slow@data,ms=400"}
+
+
+@pytest.mark.slow
+def test_a_run_in_a_cluster_goes_on_without_its_command(place, nodes) -> None:
+    steps = "train.steps=20"
+    whole = place.train(*place.small, *MESH, "launcher=torchrun", steps, "name=whole")
+    assert whole.code == 0, whole.text
+    there = (f"launcher.ray.address={nodes.address}", "launcher.nodes=2")
+
+    process = place.begin(*place.small, *MESH, *there, steps, "name=kept", env=SLOWLY)
+    place.wait_for(lambda: saved(place, "kept"), process)
+    process.kill()
+    out, err = process.communicate()
+    assert (out.count("has the run and goes on if this command is lost"), err) == (1, "")
+    (run,) = (place.folder / "runs" / "kept").iterdir()
+    before, everyone = pids(place, "kept"), [supervisor(run), *pids(place, "kept").values()]
+    reached = max(place.losses(run))
+
+    back = place.run("dsv41", "resume", str(run))
+    assert back.code == 0, back.text
+    assert back.err == ""
+    told, *lines = back.out.splitlines()
+    assert told.startswith(f"{run} is being trained in the Ray cluster at {nodes.address}; follow")
+    assert f"{reached + 1}/20  loss " in back.out and "20/20  loss " in back.out
+    assert f"Run     {run}" in lines
+    assert pids(place, "kept") == before
+    assert [path.name for path in (run / "attempts").iterdir()] == ["001"]
+    assert place.losses(run) == place.losses(next((place.folder / "runs" / "whole").iterdir()))
+    assert nodes.kept() == [[], 0]
+    assert not any(map(alive, everyone))
+
+
+@pytest.mark.long
+def test_a_lost_supervisor_is_started_again_by_the_cluster(place, nodes) -> None:
+    there = (f"launcher.ray.address={nodes.address}", "launcher.nodes=2", "train.steps=20")
+    process = place.begin(*place.small, *MESH, *there, env=SLOWLY)
+    place.wait_for(place.saved, process)
+    process.kill()
+    process.communicate()
+    (run,) = place.runs()
+    everyone = [supervisor(run), *pids(place).values()]
+    os.kill(parent(supervisor(run)), signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while any(map(alive, everyone)):
+        assert time.monotonic() < deadline, [pid for pid in everyone if alive(pid)]
+        time.sleep(0.1)
+
+    back = place.run("dsv41", "resume", str(run))
+    assert back.code == 0, back.text
+    assert "The supervisor of attempt 1 was lost; this one goes on." in back.out
+    assert [path.name for path in sorted((run / "attempts").iterdir())] == ["001", "002"]
+    assert "resuming after step" in (run / "attempts" / "002" / "rank-00000.log").read_text()
+    assert sorted(place.losses(run)) == list(range(1, 21))
+    assert nodes.kept() == [[], 0]
+
+
+@pytest.mark.long
+def test_a_command_that_came_back_stops_the_run_and_does_not_change_it(place, nodes) -> None:
+    there = (f"launcher.ray.address={nodes.address}", "launcher.nodes=2", "train.steps=2000")
+    process = place.begin(*place.small, *MESH, *there, env=SLOWLY)
+    place.wait_for(place.saved, process)
+    process.kill()
+    process.communicate()
+    (run,) = place.runs()
+
+    other = place.run("dsv41", "resume", str(run), "logging.every=3")
+    assert other.code == ExitCode.CONFIG, other.text
+    assert "cannot be changed meanwhile:\n  logging.every: 1 -> 3\nStop it first: " in other.err
+    words = (*place.small, *MESH, *there, f"id={run.name}", "resume=auto")
+    process = place.begin(*words)
+    out = place.wait_for(lambda: told(process, "following it"), process)
+    assert str(run) in out
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == ExitCode.INTERRUPTED, out + err
+    assert "Stopped after step" in err and "Resume  " in err
+    last = max(place.losses(run))
+    assert f"step_{last:08d}" in {path.name for path in place.saved()}
+    assert nodes.kept() == [[], 0]
 
 
 @pytest.mark.long

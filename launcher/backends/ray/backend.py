@@ -30,11 +30,12 @@ Say = Callable[[str], None]
 
 
 class Ray:
-    """The backend of launcher=ray, for a run whose configuration is in its folder."""
+    """The backend of launcher=ray, for a run whose configuration is in its folder. again: whether
+    an earlier supervisor has been in the cluster for the same run."""
 
-    def __init__(self, *, say: Say) -> None:
+    def __init__(self, *, say: Say, again: bool = False) -> None:
         self._say = say
-        self._worked = False
+        self._worked = again
 
     def start(self, attempt: Attempt, plan: Plan) -> Driver:
         """Connect, or start a cluster; the ranks follow as soon as there is room for them.

@@ -18,7 +18,7 @@ PROBE_SECONDS = 5.0  # for an answer from the address
 QUIET_SECONDS = 5.0  # of waiting for room before a person is told
 OWN_WAIT_SECONDS = 60.0  # for room in a cluster where nobody else is
 OBJECT_STORE = 100 << 20  # bytes; nothing of a run travels through it
-CLUSTER = "DSV41_RAY_CLUSTER"  # environment: the one that a sweep has started for its points
+CLUSTER = "DSV41_RAY_CLUSTER"  # environment: the one that a run is in, whatever it was told then
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
@@ -27,8 +27,9 @@ class Refused(Exception):
 
 
 def joined(config: RayConfig) -> RayConfig:
-    """With the address of the sweep's cluster, for a point of one that has its own."""
-    return replace(config, address=config.address or os.environ.get(CLUSTER))
+    """With the address of the cluster that this process was started in: for a point of a sweep that
+    has its own, and for a supervisor in a cluster, where another node may call it otherwise."""
+    return replace(config, address=os.environ.get(CLUSTER, config.address))
 
 
 @contextmanager
@@ -112,6 +113,12 @@ def is_alive(node: str) -> bool:
     import ray
 
     return any(known["NodeID"] == node and known["Alive"] for known in ray.nodes())
+
+
+def last_line(error: Exception) -> str:
+    """What of an error of Ray's, a screen and more, says what happened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
 
 
 def _start(cpus: int, *, temporary: str) -> None:

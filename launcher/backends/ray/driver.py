@@ -19,13 +19,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from launcher.backends.protocol import Plan
-from launcher.backends.ray.cluster import Refused, connected, is_alive, joined, room
+from launcher.backends.ray.cluster import Refused, connected, is_alive, joined, last_line, room
 from launcher.backends.ray.config import RayConfig
 from launcher.backends.ray.rank import Rank, Seat, places
 from launcher.backends.ray.reports import Report
@@ -154,7 +153,7 @@ class Crew:
             )
         except RayError as error:
             raise Refused(
-                f"Ray could not start the ranks: {_last_line(error)}\n"
+                f"Ray could not start the ranks: {last_line(error)}\n"
                 f"Every node must see {self._plan.folder.path} at that path, and have the same "
                 "Python packages."
             ) from error
@@ -214,7 +213,7 @@ class Crew:
                 ]
             time.sleep(LOOK_SECONDS)
         return [
-            Death(rank, f"was lost with its Ray actor ({_last_line(error)})")
+            Death(rank, f"was lost with its Ray actor ({last_line(error)})")
             for rank, error in sorted(lost.items())
         ]
 
@@ -225,11 +224,6 @@ def _stopped(plan: Plan, attempt: Attempt) -> None:
     for rank in range(plan.world):
         text = "Stopped while it waited for room in the Ray cluster."
         attempt.write_outcome(rank, Outcome(code, "stopped", 0, text))
-
-
-def _last_line(error: Exception) -> str:
-    lines: Sequence[str] = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
 
 
 if __name__ == "__main__":

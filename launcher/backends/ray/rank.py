@@ -90,6 +90,11 @@ class Rank:
 PASSED_ON = ("DSV41_", "WANDB_", "HF_", "NCCL_", "GLOO_", "TORCH_", "OMP_")
 
 
+def passed_on() -> dict[str, str]:
+    """That part of this process's environment."""
+    return {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON)}
+
+
 def places(plan: Plan, seats: list[Seat], *, port: int) -> list[dict[str, str]]:
     """What makes each actor's rank the rank that it is, in the environment: ranks in the order of
     `seats`, an equal share of neighbours on each node.
@@ -104,7 +109,7 @@ def places(plan: Plan, seats: list[Seat], *, port: int) -> list[dict[str, str]]:
         gpus = [gpu for seat in seats[first : first + share] for gpu in seat.gpus]
         found.append(
             {
-                **{k: v for k, v in os.environ.items() if k.startswith(PASSED_ON)},
+                **passed_on(),
                 "RANK": str(rank),
                 "WORLD_SIZE": str(plan.world),
                 "LOCAL_RANK": str(rank - first),

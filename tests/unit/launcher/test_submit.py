@@ -83,18 +83,18 @@ def nowhere(config: RunConfig, place: str, port: int) -> RunConfig:
 
 
 @pytest.mark.parametrize(
-    ("place", "told"),
+    ("place", "reason", "told"),
     [
-        ("port", "is taken (Address already in use).\nUse another launcher.torchrun.port"),
-        ("host", "no.such.host.invalid does not resolve"),
-        ("ray", "The Ray cluster at 127.0.0.1:1 cannot be reached: Connection refused."),
+        ("port", "refused", "taken (Address already in use).\nUse another launcher.torchrun.port"),
+        ("host", "refused", "no.such.host.invalid does not resolve"),
+        ("ray", "not started", "cluster at 127.0.0.1:1 cannot be reached: Connection refused."),
     ],
 )
 def test_a_refused_start_leaves_nothing_of_a_new_run(
-    tiny: RunConfig, taken: int, capsys, place: str, told: str
+    tiny: RunConfig, taken: int, capsys, place: str, reason: str, told: str
 ) -> None:
     outcome = submit(nowhere(tiny, place, taken), overrides=[])
-    assert (outcome.code, outcome.reason) == (ExitCode.CONFIG, "refused")
+    assert (outcome.code, outcome.reason) == (ExitCode.CONFIG, reason)
     shown = capsys.readouterr().err
     assert shown.startswith("dsv41-train: ") and told in shown and "Log " not in shown
     assert not Path(tiny.runs_dir).exists()
