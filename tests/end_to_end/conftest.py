@@ -97,9 +97,14 @@ class Place:
     def train(self, *words: str, env: Mapping[str, str] | None = None) -> Ended:
         return self.run("dsv41-train", *words, env=env)
 
-    def begin(self, *words: str, env: Mapping[str, str] | None = None) -> subprocess.Popen:
+    def begin(
+        self,
+        *words: str,
+        command: tuple[str, ...] = ("dsv41-train",),
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.Popen:
         """Start training, and do not wait for its end."""
-        return self.start([installed("dsv41-train"), *words], env)
+        return self.start([installed(command[0]), *command[1:], *words], env)
 
     def saved(self) -> list[Path]:
         """The finished checkpoints of all runs."""

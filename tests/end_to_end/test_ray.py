@@ -42,8 +42,21 @@ def supervisor(run: Path) -> int:
     return json.loads((run / "supervisor.json").read_text())["pid"]
 
 
+def line(pid: int) -> str:
+    """The words that a process was started with."""
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
 def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def await_end(processes: list[int]) -> None:
+    """Until none of them is left, which may take five seconds, and as long again when busy."""
+    deadline = time.monotonic() + 10
+    while any(map(alive, processes)):
+        assert time.monotonic() < deadline, [pid for pid in processes if alive(pid)]
+        time.sleep(0.1)
 
 
 def told(process: subprocess.Popen, words: str) -> str | None:
@@ -146,10 +159,7 @@ def test_ctrl_c_saves_and_nothing_outlives_a_killed_supervisor(place) -> None:
     everyone = descendants(process.pid)
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 10
-    while any(map(alive, everyone)):
-        assert time.monotonic() < deadline, [pid for pid in everyone if alive(pid)]
-        time.sleep(0.1)
+    await_end(everyone)
 
 
 @pytest.mark.long
@@ -206,25 +216,30 @@ def test_a_run_in_a_cluster_goes_on_without_its_command(place, nodes) -> None:
 
 @pytest.mark.long
 def test_a_lost_supervisor_is_started_again_by_the_cluster(place, nodes) -> None:
-    there = (f"launcher.ray.address={nodes.address}", "launcher.nodes=2", "train.steps=20")
+    there = (f"launcher.ray.address={nodes.address}", "launcher.nodes=2", "train.steps=30")
     process = place.begin(*place.small, *MESH, *there, env=SLOWLY)
     place.wait_for(place.saved, process)
     process.kill()
     process.communicate()
     (run,) = place.runs()
     everyone = [supervisor(run), *pids(place).values()]
-    os.kill(parent(supervisor(run)), signal.SIGKILL)
-    deadline = time.monotonic() + 5
-    while any(map(alive, everyone)):
-        assert time.monotonic() < deadline, [pid for pid in everyone if alive(pid)]
-        time.sleep(0.1)
+    os.kill(parent(supervisor(run)), signal.SIGKILL)  # the actor
+    await_end(everyone)
 
-    back = place.run("dsv41", "resume", str(run))
-    assert back.code == 0, back.text
-    assert "The supervisor of attempt 1 was lost; this one goes on." in back.out
-    assert [path.name for path in sorted((run / "attempts").iterdir())] == ["001", "002"]
-    assert "resuming after step" in (run / "attempts" / "002" / "rank-00000.log").read_text()
-    assert sorted(place.losses(run)) == list(range(1, 21))
+    back = place.begin(str(run), command=("dsv41", "resume"))
+    begun = len(place.saved())
+    place.wait_for(lambda: len(place.saved()) > begun, back)
+    everyone = [supervisor(run), *pids(place).values()]
+    os.kill(supervisor(run), signal.SIGKILL)
+    await_end(everyone)
+    out, err = back.communicate(timeout=240)
+    assert (back.returncode, err) == (0, ""), out + err
+    for attempt in (1, 2):
+        assert f"The supervisor of attempt {attempt} was lost; this one goes on." in out
+        log = run / "attempts" / f"{attempt + 1:03d}" / "rank-00000.log"
+        assert "resuming after step" in log.read_text()
+    assert len(list((run / "attempts").iterdir())) == 3
+    assert sorted(place.losses(run)) == list(range(1, 31))
     assert nodes.kept() == [[], 0]
 
 
@@ -233,9 +248,12 @@ def test_a_command_that_came_back_stops_the_run_and_does_not_change_it(place, no
     there = (f"launcher.ray.address={nodes.address}", "launcher.nodes=2", "train.steps=2000")
     process = place.begin(*place.small, *MESH, *there, env=SLOWLY)
     place.wait_for(place.saved, process)
-    process.kill()
-    process.communicate()
     (run,) = place.runs()
+    (link,) = [pid for pid in descendants(process.pid) if "launcher.backends.ray.link" in line(pid)]
+    os.kill(link, signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.AGAIN, out + err
+    assert f"The run may go on there; dsv41 resume {run} comes back to it." in err
 
     other = place.run("dsv41", "resume", str(run), "logging.every=3")
     assert other.code == ExitCode.CONFIG, other.text
@@ -250,6 +268,18 @@ def test_a_command_that_came_back_stops_the_run_and_does_not_change_it(place, no
     assert "Stopped after step" in err and "Resume  " in err
     last = max(place.losses(run))
     assert f"step_{last:08d}" in {path.name for path in place.saved()}
+    assert nodes.kept() == [[], 0]
+
+
+@pytest.mark.long
+def test_points_of_a_sweep_end_with_it(place, nodes) -> None:
+    there = (f"launcher.ray.address={nodes.address}", "launcher.nodes=2", "train.steps=2000")
+    process = place.begin("-m", *place.small, *MESH, *there, "seed=1,2")
+    place.wait_for(place.saved, process)
+    everyone = [*descendants(process.pid), *pids(place).values()]
+    process.kill()
+    process.communicate()
+    await_end(everyone)
     assert nodes.kept() == [[], 0]
 
 

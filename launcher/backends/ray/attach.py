@@ -38,6 +38,7 @@ POLL_SECONDS = 0.2
 START_SECONDS = 150.0  # more than the link's own
 END_SECONDS = 3.0  # that the link has to leave the cluster
 SHOWN_LINES = 20  # of what the supervisor said before somebody came back
+TAIL_BYTES = 1 << 16  # enough for so many
 
 Say = Callable[[str], None]
 
@@ -265,5 +266,8 @@ def _near_end(log: Path) -> int:
     """The byte at which the last SHOWN_LINES lines of a log begin."""
     if not log.exists():
         return 0
-    text = log.read_bytes()
-    return len(text) - len(b"".join(text.splitlines(keepends=True)[-SHOWN_LINES:]))
+    with log.open("rb") as file:
+        begin = max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)
+        file.seek(begin)
+        lines = file.read().splitlines(keepends=True)
+    return begin + sum(map(len, lines[:-SHOWN_LINES]))

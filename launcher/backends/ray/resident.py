@@ -35,7 +35,9 @@ class Resident:
         import ray
 
         self._myself: Any = ray.get_runtime_context().current_actor
-        own = {k: v for k, v in without_rank().items() if not k.startswith("RAY_")}
+        # What Ray has set is for this process, the one thread of an actor without CPUs too.
+        rays = ("RAY_", "OMP_NUM_THREADS")
+        own = {k: v for k, v in without_rank().items() if not k.startswith(rays)}
         with supervisor_log(RunFolder(folder)).open("ab") as log:
             # Here, in the thread whose end the kernel tells a child of.
             self._process = subprocess.Popen(
