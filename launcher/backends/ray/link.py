@@ -27,6 +27,7 @@ from launcher.submission import Submission
 
 LOOK_SECONDS = 0.5  # between two looks at the actor
 ANSWER_SECONDS = 5.0  # that it has to answer, before it counts as silent, but not as gone
+MEMORY = 256 << 20  # bytes; about what it takes, with the supervisor and the driver of an attempt
 START_SECONDS = 120.0  # for a process of Ray's, and our imports in it
 
 
@@ -83,6 +84,7 @@ def _start(folder: RunFolder, *, cluster: str) -> Any:
                 lifetime="detached",
                 max_restarts=limits.max_preemptions,
                 num_cpus=0,
+                memory=MEMORY,  # an actor that asks for nothing is put anywhere by Ray
                 scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True),
             )
             .remote(folder.path, environment)
