@@ -87,6 +87,8 @@ def main() -> None:
             _drive(where, plan, attempt, report=report, orders=orders)
     except Refused as refusal:
         report("failed", text=str(refusal))
+    finally:  # a supervisor that is gone does not
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _drive(
