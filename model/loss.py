@@ -30,17 +30,22 @@ class _CrossEntropySum(torch.autograd.Function):
         wants_weight = ctx.needs_input_grad[1]
         grad_weight = torch.zeros_like(weight) if wants_weight else None
         step = max(1, workspace_bytes // (4 * weight.shape[0]))
+        # One tile's room for all of them, and every pass in place: tiles are so large that the
+        # system would give and take the memory of each, page by page.
+        room = weight.new_empty(min(step, hidden.shape[0]), weight.shape[0])
         for low in range(0, hidden.shape[0], step):
             part, label = hidden[low : low + step].float(), labels[low : low + step, None]
-            log_p = torch.log_softmax(part @ weight.t(), dim=-1)
-            picked = log_p.gather(1, label)
-            loss -= picked.sum()
+            tile = torch.mm(part, weight.t(), out=room[: len(part)])
+            tile.sub_(tile.amax(1, keepdim=True))
+            picked = tile.gather(1, label)
+            total = tile.exp_().sum(1, keepdim=True)
+            loss += (total.log() - picked).sum()
             if not any(ctx.needs_input_grad):
                 continue
-            by_logit = log_p.exp_().scatter_add_(1, label, torch.full_like(picked, -1.0))
-            grad_hidden[low : low + step] = (by_logit @ weight).to(hidden.dtype)
+            by_logit = tile.scatter_add_(1, label, -total)  # times total, as the rest of the tile
+            grad_hidden[low : low + step] = (by_logit @ weight).div_(total).to(hidden.dtype)
             if grad_weight is not None:
-                grad_weight.addmm_(by_logit.t(), part)
+                grad_weight.addmm_(by_logit.t(), part / total)
         ctx.save_for_backward(grad_hidden, grad_weight)
         return loss
 
