@@ -69,6 +69,7 @@ def trained(config: TrainerConfig, run_dir: Path) -> Outcome:
         )
 
 
+@pytest.mark.slow
 def test_bad_data_on_one_rank_end_the_run_on_all(ranks: Pool, tmp_path: Path) -> None:
     config = trainer_config(tmp_path, parallel=ParallelConfig(dp_shard=2), eval=EvalConfig(every=0))
     prepare(config.data, config.model)

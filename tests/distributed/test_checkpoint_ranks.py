@@ -110,7 +110,7 @@ def load_over_a_mesh(folder: Path, mesh: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     ("mesh", "staging"),
     [
-        ({"ep": 2, "owners": 4, "copies": 1}, None),
+        pytest.param({"ep": 2, "owners": 4, "copies": 1}, None, marks=pytest.mark.slow),
         ({"ep": 4, "owners": 2, "copies": 2}, 100),
         ({"ep": 1, "owners": 1, "copies": 2}, 1 << 20),
     ],

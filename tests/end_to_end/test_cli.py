@@ -78,6 +78,7 @@ def test_stopped_and_resumed_by_the_printed_command(place, number, code) -> None
     assert (run / "attempts/002/outcome-00000.json").is_file()
 
 
+@pytest.mark.slow
 def test_resume_auto_without_an_unfinished_run_starts_one(place) -> None:
     ended = place.train(*place.small, "resume=auto", "train.steps=1")
     assert ended.code == 0, ended.text

@@ -121,6 +121,7 @@ CASES = [
         {"dp_shard": 128, "cp": 8, "ep": 128, "engram_owners": 512},
         1017,
         id="1,024 ranks, 512 owners",
+        marks=pytest.mark.slow,
     ),
 ]
 

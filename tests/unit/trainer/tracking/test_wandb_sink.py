@@ -87,8 +87,8 @@ def test_what_w_and_b_is_told(tmp_path: Path, fake_wandb: Log) -> None:
         ("raise log", "offline", "no log today"),
         ("raise finish", "offline", "no finish today"),
         ("sleep init", "offline", "no answer in 5 s"),
-        ("sleep log", "offline", "no answer in 5 s"),
-        ("sleep finish", "offline", "no answer in 5 s"),
+        pytest.param("sleep log", "offline", "no answer in 5 s", marks=pytest.mark.slow),
+        pytest.param("sleep finish", "offline", "no answer in 5 s", marks=pytest.mark.slow),
         ("die log", "offline", "its process has gone, see "),
     ],
 )
