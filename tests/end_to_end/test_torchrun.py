@@ -86,7 +86,7 @@ def test_ctrl_c_saves_and_a_second_one_leaves_at_once(place) -> None:
 def test_two_nodes_share_the_ranks(place) -> None:
     nodes = ("launcher.nodes=2", "launcher.torchrun.host=127.0.0.1")
     process = place.begin(*place.small, *MESH, *nodes, "train.steps=3")
-    (run,) = place.wait_for(lambda: list(place.folder.glob("runs/*/*/attempts")), process)
+    (run,) = place.wait_for(lambda: list(place.folder.glob("runs/*/[!.]*/attempts")), process)
     other = place.run("dsv41", "join", str(run.parent), "--node", "1")
     out, err = process.communicate(timeout=240)
     assert (process.returncode, other.code) == (0, 0), out + err + other.text
@@ -103,7 +103,7 @@ def test_a_node_that_is_taken_away_leaves_a_checkpoint(place) -> None:
     nodes = ("launcher.nodes=2", "launcher.torchrun.host=127.0.0.1", "checkpoint.every=0")
     place.env["DSV41_FAULTS"] = "slow@forward,attempt=1,ms=300"
     process = place.begin(*place.small, *MESH[:2], *nodes, "train.steps=40")
-    (run,) = place.wait_for(lambda: list(place.folder.glob("runs/*/*/attempts")), process)
+    (run,) = place.wait_for(lambda: list(place.folder.glob("runs/*/[!.]*/attempts")), process)
     words = [installed("dsv41"), "join", str(run.parent), "--node", "1"]
     other = place.start(words)
     place.wait_for(lambda: place.metrics() and place.metrics()[0].stat().st_size, process)
