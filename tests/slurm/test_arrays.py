@@ -59,7 +59,7 @@ def test_three_points_end_one_fails_and_only_that_one_is_run_again(login: Login)
 @pytest.mark.long
 def test_a_preempted_point_and_one_out_of_time_come_back_each_for_itself(login: Login) -> None:
     _, points = submitted(
-        *(login, "seed=1,2", "train.steps=30", "resilience.grace_s=5"),
+        *(login, "seed=1,2", "train.steps=150", "resilience.grace_s=5"),
         *("launcher.slurm.time='10'", "launcher.slurm.extra=[--exclusive]"),
         faults="slow@forward,ms=1000,attempt=1",
     )
@@ -79,7 +79,7 @@ def test_a_preempted_point_and_one_out_of_time_come_back_each_for_itself(login: 
     login.cluster.run("scontrol", "update", f"JobId={points[0].job}", "TimeLimit=10")
     for point in points:
         point.until_state("COMPLETED")
-        assert point.steps() == list(range(1, 31))
+        assert point.steps() == list(range(1, 151))
         assert point.folder.last_attempt() == 2
         assert point.end_of(1)["next"] == "requeue"
         assert point.facts()["Restarts"] == "1"
