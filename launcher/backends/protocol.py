@@ -14,9 +14,7 @@ from trainer import faults
 from trainer.signals import GRACE
 
 SUPERVISED = "DSV41_SUPERVISED"  # set for ranks that end with the process that started them
-OWNED = (
-    "DSV41_OWNED"  # set for commands that end with the one that started them, and their runs too
-)
+OWNED = "DSV41_OWNED"  # set for commands that end, runs too, with the one that started them
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from data.cache.prepare import PreparedSource
 from launcher.backends.protocol import OWNED
 from launcher.backends.ray.backend import CONNECT_SECONDS
-from launcher.backends.ray.reports import Reports
+from launcher.backends.ray.reports import Reports, last_words
 from launcher.backends.ray.resident import supervisor_log
 from launcher.backends.ray.screen import Screen
 from launcher.backends.ray.work import NOT_STARTED, end_file, how_it_ended
@@ -205,9 +205,8 @@ class Link:
             if requests is not None and requests.asked:
                 raise Stop(requests.code, "asked to stop; nothing was started.")
             if gone or time.monotonic() > deadline:
-                said = self._log.read_text("utf-8", errors="replace").strip().splitlines()
-                last = f"; its last words: {said[-1]}" if said else ""
-                raise Stop(ExitCode.CONFIG, f"Ray at {self.address} gave no answer{last}")
+                text = f"Ray at {self.address} gave no answer{last_words(self._log)}"
+                raise Stop(ExitCode.CONFIG, text)
 
 
 def _follow(
@@ -244,9 +243,7 @@ def _follow(
 
 def _without_a_word(folder: RunFolder) -> Outcome:
     log = supervisor_log(folder)
-    said = log.read_text("utf-8", errors="replace").strip().splitlines() if log.exists() else []
-    last = f"; its last words: {said[-1]}" if said else ""
-    text = f"The run's supervisor ended without a word of how, see {log}{last}"
+    text = f"The run's supervisor ended without a word of how, see {log}{last_words(log)}"
     return Outcome(ExitCode.AGAIN, "lost", folder.saved_step(), text)
 
 

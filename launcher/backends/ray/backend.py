@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backends.protocol import Plan
-from launcher.backends.ray.reports import Reports
+from launcher.backends.ray.reports import Reports, last_words
 from launcher.backends.ray.screen import Screen
 from launcher.guard import as_parent
 from launcher.problems import Stop
@@ -95,9 +95,7 @@ class Driver:
             if requested_stop(self._stop_file) is not None:
                 return
             if time.monotonic() > deadline:
-                said = self._log.read_text("utf-8", errors="replace").strip().splitlines()
-                last = f"; its last words: {said[-1]}" if said else ""
-                self._fail(f"Ray gave no answer in {CONNECT_SECONDS:.0f} s{last}")
+                self._fail(f"Ray gave no answer in {CONNECT_SECONDS:.0f} s{last_words(self._log)}")
             self._hear(0.2)
 
     def poll(self) -> list[Death] | None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import threading
 from contextlib import suppress
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -51,3 +52,10 @@ class Reports:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self._heard.put(json.loads(line))
+
+
+def last_words(log: Path) -> str:
+    """What a process wrote last to its log, to be added to what is said of its end; empty if
+    nothing."""
+    said = log.read_text("utf-8", errors="replace").strip().splitlines() if log.exists() else []
+    return f"; its last words: {said[-1]}" if said else ""

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from launcher.backends.ray.backend import short_folder
+from launcher.backends.ray.reports import Reports
 from launcher.guard import as_parent
 from launcher.own_packages import HOME
 from launcher.problems import Stop
@@ -45,7 +43,6 @@ class TunedPool:
     lost: str = ""
     _begun: list[Point] = field(default_factory=list)
     _codes: dict[Path, int] = field(default_factory=dict)
-    _said: dict[str, Any] = field(default_factory=dict)
     _now: bool = False
 
     def run(self) -> dict[Path, int]:
@@ -56,6 +53,7 @@ class TunedPool:
         temporary = tempfile.mkdtemp(prefix="dsv41-ray-", dir=short_folder())
         before = {n: signal.signal(n, self._note) for n in (signal.SIGINT, signal.SIGTERM)}
         driver = self._start(temporary)
+        reports = Reports(driver)
         try:
             while driver.poll() is None and not self._now:
                 self._look()
@@ -72,7 +70,7 @@ class TunedPool:
                 signal.signal(number, handler)
         self._look()
         if self.stopped is None:
-            self._explain(code)
+            self._explain(reports, code)
         return self._codes
 
     @property
@@ -83,7 +81,7 @@ class TunedPool:
     def _start(self, temporary: str) -> subprocess.Popen[str]:
         names = [point.folder.path.name for point in self.points]
         with self.log.open("ab") as log:
-            driver = subprocess.Popen(
+            return subprocess.Popen(
                 [
                     *(sys.executable, "-P", "-m", "launcher.sweep.tune.driver"),
                     *(str(self.sweep.path), temporary, *names),
@@ -102,14 +100,6 @@ class TunedPool:
                 start_new_session=True,
                 text=True,
             )
-        threading.Thread(target=self._listen, args=(driver,), name="tune", daemon=True).start()
-        return driver
-
-    def _listen(self, driver: subprocess.Popen[str]) -> None:
-        assert driver.stdout is not None
-        for line in driver.stdout:
-            said = json.loads(line)
-            self._said[said["state"]] = said
 
     def _look(self) -> None:
         """See which points have begun and ended."""
@@ -132,13 +122,14 @@ class TunedPool:
                 point.pid_file.unlink()
                 end_tree(pid)
 
-    def _explain(self, code: int) -> None:
-        if "failed" in self._said:
-            self.lost = self._said["failed"]["text"]
+    def _explain(self, reports: Reports, code: int) -> None:
+        said = {report["state"]: report for report in reports.new(0)}
+        if "failed" in said:
+            self.lost = said["failed"]["text"]
             if not self._begun:
                 raise Stop(ExitCode.CONFIG, self.lost)
-        elif "ended" in self._said:
-            errors = self._said["ended"]["errors"]
+        elif "ended" in said:
+            errors = said["ended"]["errors"]
             self.lost = f"Ray Tune: {errors[0]}; see {self.log}" if errors else ""
         else:
             how = killed_by(-code) if code < 0 else f"ended with exit code {code}"
