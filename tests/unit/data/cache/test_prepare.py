@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -189,12 +190,14 @@ def test_two_processes_share_the_work_of_one(make, start, small_blocks):
     folder = data.cache_folder / recipe.folder_name
     first = start(data)
     wait_for(lambda: durable_documents(folder) > 0, process=first)
+    first.send_signal(signal.SIGSTOP)  # or it is done before the second has started
     second = start(data)
-    outputs = [process.communicate(timeout=120) for process in (first, second)]
-    assert outputs[0][0] == b"prepared\n", outputs
-    said = outputs[1][0].decode().splitlines()
-    assert said[-1] == "prepared"
-    assert said[0].startswith(f"Waiting for process {first.pid} on ")
+    waiting = second.stdout.readline()
+    first.send_signal(signal.SIGCONT)
+    assert waiting.startswith(b"Waiting for process %d on " % first.pid)
+    for process in (first, second):
+        said, errors = process.communicate(timeout=120)
+        assert said == b"prepared\n", errors
     assert [p.name for p in data.cache_folder.iterdir()] == [recipe.folder_name]
 
 
