@@ -102,8 +102,9 @@ def test_one_line_says_what_went_wrong(
 ) -> None:
     monkeypatch.setenv("FAKE_WANDB", fault)
     started = time.monotonic()
-    said = shown(run_folder(tmp_path), mode=mode, limit=5.0)
-    assert time.monotonic() - started < 20
+    limit = 5.0 if fault.startswith("sleep") else 30.0  # the others answer, however slow the host
+    said = shown(run_folder(tmp_path), mode=mode, limit=limit)
+    assert time.monotonic() - started < limit + 15
     assert said[-1].startswith(f"W&B: {why}")
     assert said[-1].endswith("; training goes on without it")
     assert len(said) == (1 if fault.endswith("init") else 2)
