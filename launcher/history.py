@@ -20,7 +20,7 @@ def attempts_since(folder: RunFolder, first: int) -> list[AttemptEnd]:
     word was ended together with its supervisor, so by the cluster."""
     found = []
     for number in range(first, folder.last_attempt() + 1):
-        end = AttemptEnd(Outcome(ExitCode.AGAIN, "stopped", 0), preempted=True, leaving=True)
+        end = AttemptEnd(Outcome(ExitCode.AGAIN, "lost", 0), preempted=True, leaving=True)
         for known in folder.attempt(number).events():
             if known["event"] == "end":
                 outcome = Outcome(ExitCode(known["code"]), known["reason"], known["step"])

@@ -56,6 +56,16 @@ class RunFolder:
         return self.path / "submitted.json"
 
     @property
+    def submission_file(self) -> Path:
+        """What a supervisor elsewhere takes the run over with, see `launcher.submission`."""
+        return self.path / "submission.json"
+
+    @property
+    def ended_file(self) -> Path:
+        """How the last submission to a Ray cluster ended, see `launcher.backends.ray.work`."""
+        return self.path / "ended.json"
+
+    @property
     def attempts(self) -> Path:
         return self.path / "attempts"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from data.cache.prepare import PreparedSource
@@ -30,11 +29,11 @@ class Submission:
     def of(cls, folder: RunFolder) -> Submission:
         """Stop 78 for a run that was never submitted."""
         try:
-            known = json.loads(submission_file(folder).read_text("utf-8"))
+            known = json.loads(folder.submission_file.read_text("utf-8"))
         except OSError as error:
             raise Stop(
                 ExitCode.CONFIG,
-                f"{submission_file(folder)}: {error.strerror}. Submit the run with dsv41-train "
+                f"{folder.submission_file}: {error.strerror}. Submit the run with dsv41-train "
                 f"(launcher=slurm, or launcher=ray with an address), or dsv41 resume {folder.path}",
             ) from error
         sources = [PreparedSource.from_dict(source) for source in known["sources"]]
@@ -46,7 +45,7 @@ class Submission:
             "given": dict(self.given),
             "first_attempt": self.first_attempt,
         }
-        put_text(submission_file(folder), json.dumps(known, indent=1) + "\n")
+        put_text(folder.submission_file, json.dumps(known, indent=1) + "\n")
 
 
 def given_to_next(folder: RunFolder) -> Mapping[str, Any] | None:
@@ -57,7 +56,3 @@ def given_to_next(folder: RunFolder) -> Mapping[str, Any] | None:
     except Stop:
         return None
     return submission.given if submission.first_attempt > folder.last_attempt() else None
-
-
-def submission_file(folder: RunFolder) -> Path:
-    return folder.path / "submission.json"

@@ -68,6 +68,8 @@ def supervise(
     code = code_digest(folder.code)
     requests = StopRequests(limits.grace_s, in_job=job is not None)
     with _registered(folder, config, job), requests:
+        if ends and (left := _left_to_stop(folder, ends[-1])) is not None:
+            return left
         while True:
             before = folder.saved_step()
             attempt = begin_attempt(folder, config, sources, given, code=code)
@@ -111,6 +113,17 @@ def _refused(attempt: Attempt, stop: Stop, saved: int) -> Outcome:
         **remembered(AttemptEnd(outcome, saved_before=saved, saved=saved)),
     )
     return outcome
+
+
+def _left_to_stop(folder: RunFolder, end: AttemptEnd) -> tuple[Outcome, Attempt] | None:
+    """The end of a run that a person told to stop, which its supervisor did not live to see."""
+    attempt = folder.attempt(folder.last_attempt())
+    # A batch system's request ends an attempt; only a person's ends the run.
+    wanted = requested_stop(attempt.stop_file) == ExitCode.INTERRUPTED
+    if not wanted or end.outcome.code == ExitCode.DONE:
+        return None
+    end = replace(end, saved=folder.saved_step())
+    return _between(attempt, end, ExitCode.INTERRUPTED), attempt
 
 
 def _between(attempt: Attempt, end: AttemptEnd, code: ExitCode) -> Outcome:

@@ -20,7 +20,7 @@ from launcher.run_dir import RunFolder
 from launcher.runs.listing import state_text
 from launcher.runs.names import add_run, label, named
 from launcher.runs.text import as_typed
-from launcher.runs.view import RunView, is_worked_on, read_json, view_of
+from launcher.runs.view import RunView, is_worked_on, may_return, read_json, view_of
 from trainer.disk import put_text
 from trainer.exit_codes import ExitCode
 from trainer.signals import request_stop
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         view = view_of(folder)
         if view.state == "waiting":
             stopped = dequeue(view)
-        elif not view.active:
+        elif not view.active and not may_return(folder):
             raise Stop(ExitCode.USAGE, f"{view.label} is not running ({state_text(view)})")
         else:
             stopped = stop(folder, now=args.now, quiet=args.json)
@@ -84,11 +84,14 @@ def dequeue(view: RunView) -> RunView:
 
 
 def stop(folder: RunFolder, *, now: bool, quiet: bool) -> RunView:
-    """Ask, wait until nothing works on the run, and look at it."""
+    """Ask, wait until nothing works on the run, and look at it.
+
+    A supervisor that is being started again finds what was asked of the attempt before it.
+    """
     told, signalled = time.monotonic(), -math.inf
     holder = Holder.of(folder) if now else None
     asked = 0
-    while is_worked_on(folder):
+    while is_worked_on(folder) or (not asked and may_return(folder)):
         newest = folder.last_attempt()
         if newest > asked:  # also one that was begun while we waited
             attempt = folder.attempt(newest)
@@ -108,6 +111,8 @@ def stop(folder: RunFolder, *, now: bool, quiet: bool) -> RunView:
 
 
 def _asked(folder: RunFolder, *, now: bool) -> str:
+    if may_return(folder):
+        return f"asked {label(folder)}, which is lost: if its supervisor is started again, it ends"
     if now:
         return f"asked {label(folder)} to leave at once"
     return (

@@ -29,6 +29,7 @@ State = Literal["running", "waiting", "done", "stopped", "failed", "new"]
 FRESH_S = 60.0  # a heartbeat that is younger tells of a rank at work
 TAIL_BYTES = 1 << 18  # of metrics.jsonl, enough for many records
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LOST = "supervisor lost, the Ray cluster may start it again"
 _STOPPED = (ExitCode.AGAIN, ExitCode.INTERRUPTED)
 
 
@@ -199,6 +200,17 @@ def is_worked_on(folder: RunFolder) -> bool:
     return any(beat.host != here and beat.silent_s < FRESH_S for beat in beats)
 
 
+def may_return(folder: RunFolder) -> bool:
+    """Whether nobody works on a run since it was lost in a Ray cluster, which starts its supervisor
+    again if it is itself still there; nothing tells without asking it."""
+    last = folder.last_attempt()
+    given = folder.submission_file.exists() and not folder.ended_file.exists()
+    if not (last and given) or is_worked_on(folder):
+        return False
+    attempt = attempt_view(folder.attempt(last))
+    return attempt.backend == "ray" and attempt.outcome is None
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a file; empty when there is none, or none that can be read."""
     try:
@@ -218,7 +230,9 @@ def _state(folder: RunFolder, attempts: list[AttemptView]) -> tuple[State, str]:
     outcome = attempts[-1].outcome
     asked = folder.attempt(len(attempts)).stop_file.exists()
     if outcome is None:
-        return ("stopped", "at once") if asked else ("failed", "ended without a word")
+        if asked:
+            return "stopped", "at once"
+        return "failed", LOST if may_return(folder) else "ended without a word"
     if outcome.code == ExitCode.DONE:
         return "done", outcome.reason
     if outcome.code in _STOPPED and (asked or outcome.reason in ("stopped", "interrupted")):

@@ -235,11 +235,32 @@ def test_a_lost_supervisor_is_started_again_by_the_cluster(place, nodes) -> None
     out, err = back.communicate(timeout=240)
     assert (back.returncode, err) == (0, ""), out + err
     for attempt in (1, 2):
-        assert f"The supervisor of attempt {attempt} was lost; this one goes on." in out
+        assert f"The supervisor of attempt {attempt} was lost; this one takes over." in out
         log = run / "attempts" / f"{attempt + 1:03d}" / "rank-00000.log"
         assert "resuming after step" in log.read_text()
     assert len(list((run / "attempts").iterdir())) == 3
     assert sorted(place.losses(run)) == list(range(1, 31))
+    assert nodes.kept() == [[], 0]
+
+
+@pytest.mark.long
+def test_a_wish_to_stop_outlives_the_supervisor_that_it_was_told_to(place, nodes) -> None:
+    there = (f"launcher.ray.address={nodes.address}", "launcher.nodes=2", "train.steps=2000")
+    process = place.begin(*place.small, *MESH, *there, env=SLOWLY)
+    place.wait_for(place.saved, process)
+    (run,) = place.runs()
+    everyone = [supervisor(run), *pids(place).values()]
+    os.kill(pids(place)[0], signal.SIGSTOP)  # or it stops as it was told to
+    stop = place.begin(str(run), command=("dsv41", "stop"))
+    place.wait_for((run / "attempts" / "001" / "stop").exists, stop)
+    os.kill(supervisor(run), signal.SIGKILL)
+    await_end(everyone)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == ExitCode.INTERRUPTED, out + err
+    assert "Stopped before attempt 2; attempt 1 had ended (lost)." in err
+    out, err = stop.communicate(timeout=60)
+    assert stop.returncode == 0 and f"{run.name}: stopped, step" in out, out + err
+    assert len(list((run / "attempts").iterdir())) == 1
     assert nodes.kept() == [[], 0]
 
 

@@ -21,14 +21,14 @@ from launcher.backends.ray.backend import CONNECT_SECONDS
 from launcher.backends.ray.reports import Reports, last_words
 from launcher.backends.ray.resident import supervisor_log
 from launcher.backends.ray.screen import Screen
-from launcher.backends.ray.work import NOT_STARTED, end_file, how_it_ended
+from launcher.backends.ray.work import NOT_STARTED, how_it_ended
 from launcher.guard import as_parent
 from launcher.problems import Stop
 from launcher.processes import end_tree, killed_by, without_rank
 from launcher.resume import as_last, moved
 from launcher.run_config import RunConfig
 from launcher.run_dir import Attempt, RunFolder
-from launcher.submission import Submission, submission_file
+from launcher.submission import Submission
 from launcher.supervisor import StopRequests
 from trainer.exit_codes import ExitCode
 from trainer.outcome import Outcome
@@ -56,7 +56,7 @@ def living(folder: RunFolder, config: RunConfig) -> Link | None:
     but for a run that goes elsewhere that cluster may as well be gone.
     """
     last = as_last(folder)
-    if not stays(last) or how_it_ended(folder) is not None or not submission_file(folder).exists():
+    if not stays(last) or how_it_ended(folder) is not None or not folder.submission_file.exists():
         return None
     address = str(last.launcher.ray.address)
     with ExitStack() as closing:
@@ -121,7 +121,7 @@ def hand_over(
         try:
             link.start()
         except BaseException:
-            submission_file(folder).unlink()
+            folder.submission_file.unlink()
             raise
         held.close()
         say(
@@ -249,7 +249,7 @@ def _without_a_word(folder: RunFolder) -> Outcome:
 
 def _write_submission(folder: RunFolder, submission: Submission) -> None:
     try:
-        end_file(folder).unlink(missing_ok=True)
+        folder.ended_file.unlink(missing_ok=True)
         submission.write(folder)
     except OSError as error:
         raise Stop(

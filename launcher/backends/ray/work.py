@@ -32,12 +32,12 @@ def main() -> int:
         begun = folder.last_attempt()
         lost = begun >= Submission.of(folder).first_attempt
         if lost:
-            _say(f"The supervisor of attempt {begun} was lost; this one goes on.")
+            _say(f"The supervisor of attempt {begun} was lost; this one takes over.")
         _, outcome, _ = take_over(folder, say=_say, backend=lambda _: Ray(say=_say, again=lost))
     except Stop as stop:
         outcome = Outcome(stop.code, NOT_STARTED, folder.saved_step(), stop.message)
         _say(stop.message)
-    put_text(end_file(folder), json.dumps(outcome.to_dict(), indent=1) + "\n")
+    put_text(folder.ended_file, json.dumps(outcome.to_dict(), indent=1) + "\n")
     return outcome.code
 
 
@@ -45,13 +45,9 @@ def how_it_ended(folder: RunFolder) -> Outcome | None:
     """How the last submission of a run to a Ray cluster ended; None while it goes on, and if its
     supervisor ended without a word."""
     try:
-        return Outcome.from_dict(json.loads(end_file(folder).read_text("utf-8")))
+        return Outcome.from_dict(json.loads(folder.ended_file.read_text("utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-
-
-def end_file(folder: RunFolder) -> Path:
-    return folder.path / "ended.json"
 
 
 def _say(text: str) -> None:

@@ -12,11 +12,14 @@ from dataclasses import replace
 import pytest
 
 from launcher.backends.protocol import Plan
+from launcher.decide import AttemptEnd
+from launcher.history import attempts_since, remembered
 from launcher.reduce import Death
 from launcher.run_config import RunConfig
 from launcher.run_dir import Attempt, create
 from launcher.supervisor import supervise
 from trainer.exit_codes import ExitCode
+from trainer.outcome import Outcome
 from trainer.signals import request_stop
 
 
@@ -107,3 +110,43 @@ def test_a_run_told_to_stop_between_two_attempts_begins_no_other(
     assert attempt.ending() == "stop"  # so that other nodes leave too
     first, second = (folder.attempt(number).events()[0] for number in (1, 2))
     assert first["code_sha256"] == second["code_sha256"] is not None
+
+
+@pytest.mark.parametrize(
+    ("asked", "ended", "goes_on"),
+    [
+        (ExitCode.INTERRUPTED, None, False),
+        (ExitCode.INTERRUPTED, (ExitCode.DONE, "done"), True),  # it has nothing left to do
+        (ExitCode.AGAIN, None, True),  # by a batch system, that took the machine
+        (None, None, True),
+    ],
+)
+def test_a_wish_to_stop_outlives_the_supervisor_it_was_told_to(
+    tiny: RunConfig,
+    asked: ExitCode | None,
+    ended: tuple[ExitCode, str] | None,
+    goes_on: bool,
+) -> None:
+    config = replace(tiny, launcher=replace(tiny.launcher, kind="torchrun"))
+    folder = create(config, overrides=[]).folder
+    lost = folder.new_attempt()
+    lost.event("start")
+    if asked is not None:
+        request_stop(lost.stop_file, asked, why="x")
+    if ended is not None:
+        end = AttemptEnd(Outcome(*ended, 90))
+        lost.event("end", **end.outcome.to_dict(), **remembered(end))
+    (folder.path / "checkpoints" / "step_00000008").mkdir()
+    earlier = attempts_since(folder, 1)
+
+    def ask(attempt: Attempt) -> None:
+        request_stop(attempt.stop_file, ExitCode.INTERRUPTED, why="x", now=True)
+
+    outcome, attempt = supervise(
+        folder, config, [], given={}, say=print, backend=Deaf(ask), earlier=earlier
+    )
+    assert attempt.number == folder.last_attempt() == 1 + goes_on
+    assert (outcome.code, outcome.reason, outcome.step) == (ExitCode.INTERRUPTED, "stopped", 8)
+    if not goes_on:
+        assert outcome.message == "Stopped before attempt 2; attempt 1 had ended (lost)."
+        assert lost.ending() == "stop"

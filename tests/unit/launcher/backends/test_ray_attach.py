@@ -13,12 +13,12 @@ from launcher.backends.protocol import OWNED
 from launcher.backends.ray.attach import SHOWN_LINES, _near_end, hand_over, living, stays
 from launcher.backends.ray.reports import Reports
 from launcher.backends.ray.resident import actor_name
-from launcher.backends.ray.work import end_file, how_it_ended
+from launcher.backends.ray.work import how_it_ended
 from launcher.handover import take_over
 from launcher.problems import Stop
 from launcher.run_config import RunConfig
 from launcher.run_dir import RunFolder, create
-from launcher.submission import Submission, submission_file
+from launcher.submission import Submission
 from trainer.exit_codes import ExitCode
 from trainer.outcome import Outcome
 
@@ -48,10 +48,10 @@ def test_only_a_running_cluster_keeps_runs_and_no_points_of_a_sweep(tiny, monkey
 
 def test_a_run_that_no_cluster_can_keep_is_not_looked_for(tiny: RunConfig, kept) -> None:
     config = in_cluster(tiny)
-    submission_file(kept).rename(kept.path / "aside")
+    kept.submission_file.rename(kept.path / "aside")
     assert living(kept, config) is None
-    (kept.path / "aside").rename(submission_file(kept))
-    end_file(kept).write_text('{"code": 75, "reason": "stopped", "step": 4}')
+    (kept.path / "aside").rename(kept.submission_file)
+    kept.ended_file.write_text('{"code": 75, "reason": "stopped", "step": 4}')
     assert living(kept, config) is None
     assert not (kept.path / "ray.log").exists()  # nobody has asked
 
@@ -71,7 +71,7 @@ def test_a_run_that_cannot_be_handed_over_stays_held_and_was_never_submitted(tin
         with pytest.raises(Stop, match="cannot be reached"):
             hand_over(folder, config, [], given={}, held=held, say=print)
         assert folder.is_held()
-    assert not submission_file(folder).exists()
+    assert not folder.submission_file.exists()
 
 
 def test_a_supervisor_runs_the_runs_own_code(kept: RunFolder) -> None:
@@ -83,12 +83,12 @@ def test_a_supervisor_runs_the_runs_own_code(kept: RunFolder) -> None:
 @pytest.mark.parametrize("text", [None, "", '{"code": 0', "[]", '{"code": 3}'])
 def test_an_end_without_a_word(kept: RunFolder, text: str | None) -> None:
     if text is not None:
-        end_file(kept).write_text(text)
+        kept.ended_file.write_text(text)
     assert how_it_ended(kept) is None
 
 
 def test_an_end_is_read_as_it_was_written(kept: RunFolder) -> None:
-    end_file(kept).write_text(
+    kept.ended_file.write_text(
         '{"code": 77, "reason": "diverged", "step": 9, "message": "m", "ended": 1.5}'
     )
     assert how_it_ended(kept) == Outcome(ExitCode.DIVERGED, "diverged", 9, "m")

@@ -16,9 +16,9 @@ from launcher.own_packages import HOME
 from launcher.run_dir import Attempt, RunFolder
 from launcher.runs import queue, stop
 from trainer.exit_codes import ExitCode
-from trainer.signals import wanted_now
+from trainer.signals import requested_stop, wanted_now
 
-from .conftest import Called, Shelf
+from .conftest import HOST, Called, Shelf
 
 Call = Callable[..., Called]
 
@@ -144,6 +144,23 @@ def test_what_does_not_run_is_not_stopped(
     attempt = shelf.attempt(shelf.run("a/1"), code, reason)
     assert call("stop", "a") == (ExitCode.USAGE, "", f"dsv41 stop: {message}\n")
     assert not attempt.stop_file.exists()
+
+
+def test_a_run_that_a_cluster_may_start_again_finds_the_wish(shelf: Shelf, call: Call) -> None:
+    run = shelf.run("a/1")
+    attempt = run.new_attempt()
+    attempt.event("start", backend="ray", host=HOST, pid=1)
+    run.submission_file.write_text("{}")
+    lost = "failed: supervisor lost, the Ray cluster may start it again"
+    assert f"a/1: {lost}, step 0" in call("status", "a")[1]
+    code, out, err = call("stop", "a")
+    assert code == 0 and out.startswith("a/1: stopped, step 0\n")
+    assert err == "asked a/1, which is lost: if its supervisor is started again, it ends\n"
+    assert requested_stop(attempt.stop_file) == ExitCode.INTERRUPTED
+    attempt.stop_file.unlink()
+    run.ended_file.write_text("{}")
+    assert "a/1: failed: ended without a word" in call("status", "a")[1]
+    assert call("stop", "a")[0] == ExitCode.USAGE
 
 
 def test_a_job_in_a_queue_is_taken_out_of_it(
