@@ -28,6 +28,7 @@ from model.init import init_weights
 from model.layout import ModelInputs
 from model.transformer import DeepseekV41
 from trainer.config import OptimConfig
+from trainer.garbage import set_up_spared
 from trainer.heap import keep_freed_memory
 from trainer.optim import build_adamw
 from trainer.table_optim import SparseAdam
@@ -72,7 +73,7 @@ def main() -> None:
 
     loss, seconds = step(), []
     profiler = torch.profiler.profile() if args.profile else nullcontext()
-    with profiler as trace:
+    with profiler as trace, set_up_spared():
         for _ in range(args.steps):
             begin = time.perf_counter()
             loss = step()

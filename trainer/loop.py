@@ -19,6 +19,7 @@ from trainer.config import TrainerConfig
 from trainer.device import CPU
 from trainer.exit_codes import ExitCode
 from trainer.failures import failure_outcome
+from trainer.garbage import set_up_spared
 from trainer.outcome import Outcome
 from trainer.progress import Say
 from trainer.ranks import Ranks
@@ -80,7 +81,8 @@ def train(
     file = run_dir / "attempts" / f"{attempt:03d}" / STOP_FILE if ranks.first else None
     with StopSignals(notice=NOTICE if ranks.first else "", file=file) as stop:
         try:
-            return run_steps(run, stop)
+            with set_up_spared():
+                return run_steps(run, stop)
         except Exception as error:
             if outcome := failure_outcome(error, step=run.state.step):
                 return outcome
