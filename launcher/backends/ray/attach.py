@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -18,13 +17,12 @@ from pathlib import Path
 from data.cache.prepare import PreparedSource
 from launcher.backends.protocol import OWNED
 from launcher.backends.ray.backend import CONNECT_SECONDS
-from launcher.backends.ray.reports import Reports, last_words
+from launcher.backends.ray.reports import Reports, last_words, started
 from launcher.backends.ray.resident import supervisor_log
 from launcher.backends.ray.screen import Screen
 from launcher.backends.ray.work import NOT_STARTED, how_it_ended
-from launcher.guard import as_parent
 from launcher.problems import Stop
-from launcher.processes import end_tree, killed_by, without_rank
+from launcher.processes import end_tree, killed_by
 from launcher.resume import as_last, moved
 from launcher.run_config import RunConfig
 from launcher.run_dir import Attempt, RunFolder
@@ -138,26 +136,12 @@ class Link:
     def __init__(self, folder: RunFolder, address: str) -> None:
         self.address = address
         self._log = folder.path / "ray.log"
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-m", "launcher.backends.ray.link"),
-                    *(str(folder.path.absolute()), address),
-                ],
-                env={
-                    **without_rank(),
-                    "PYTHONSAFEPATH": "1",
-                    "PYTHONPATH": str(folder.code.absolute()),
-                    **as_parent(),
-                    "RAY_USAGE_STATS_ENABLED": "0",
-                },
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                cwd=folder.code,
-                start_new_session=True,
-                text=True,
-            )
+        self._process = started(
+            "launcher.backends.ray.link",
+            *(str(folder.path.absolute()), address),
+            code=folder.code,
+            log=self._log,
+        )
         self._reports = Reports(self._process)
 
     def __enter__(self) -> Link:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backends.protocol import Plan
-from launcher.backends.ray.reports import Reports, last_words
+from launcher.backends.ray.reports import Reports, last_words, started
 from launcher.backends.ray.screen import Screen
-from launcher.guard import as_parent
 from launcher.problems import Stop
-from launcher.processes import end_tree, killed_by, without_rank
+from launcher.processes import end_tree, killed_by
 from launcher.reduce import Death
 from launcher.run_dir import Attempt
 from trainer.exit_codes import ExitCode
@@ -54,8 +52,7 @@ class Ray:
 
 
 class Driver:
-    """The driver's process, in a session of its own: a Ctrl-C reaches the supervisor alone. again:
-    whether the cluster has been there before."""
+    """The driver's process. again: whether the cluster has been there before."""
 
     def __init__(self, attempt: Attempt, plan: Plan, *, say: Say, again: bool) -> None:
         self._say, self._again = say, again
@@ -64,26 +61,13 @@ class Driver:
         self._temporary = Path(tempfile.mkdtemp(prefix="dsv41-ray-", dir=short_folder()))
         self._deaths: list[Death] | None = None
         self._connected = False
-        words = [
-            *(sys.executable, "-P", "-m", "launcher.backends.ray.driver"),
+        self._process = started(
+            "launcher.backends.ray.driver",
             *(str(plan.folder.path), str(attempt.number), str(self._temporary)),
-        ]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                words,
-                env={
-                    **without_rank(),
-                    **plan.environment(),
-                    **as_parent(),
-                    "RAY_USAGE_STATS_ENABLED": "0",
-                },
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                cwd=plan.folder.code,
-                start_new_session=True,
-                text=True,
-            )
+            code=plan.folder.code,
+            log=self._log,
+            environment=plan.environment(),
+        )
         self._reports = Reports(self._process)
         self._screen = Screen(attempt.path / "terminal.log")
 

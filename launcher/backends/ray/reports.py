@@ -1,15 +1,49 @@
-"""How a process that Ray knows tells the one that started it what happens: lines of JSON."""
+"""Processes that Ray knows: how they are started, and how they tell what happens, in lines of JSON.
+
+The commands and supervisors that start them know nothing of Ray, which takes signals and standard
+output as its own.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
+import sys
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
+
+from launcher.guard import as_parent
+from launcher.processes import without_rank
+
+
+def started(
+    module: str, *words: str, code: Path, log: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """`module` of our packages in `code`, at work, in a session of its own: a Ctrl-C reaches us
+    alone. Its standard input and output are pipes; what Ray has to say is added to `log`."""
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", module, *words],
+            env={
+                **without_rank(),
+                "PYTHONSAFEPATH": "1",
+                "PYTHONPATH": str(code.absolute()),
+                **(environment or {}),
+                **as_parent(),
+                "RAY_USAGE_STATS_ENABLED": "0",
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            cwd=code,  # Ray's processes import from where their driver is, not from PYTHONPATH
+            start_new_session=True,
+            text=True,
+        )
 
 
 class Report:

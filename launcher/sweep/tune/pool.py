@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -15,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.backends.ray.backend import short_folder
-from launcher.backends.ray.reports import Reports
-from launcher.guard import as_parent
+from launcher.backends.ray.reports import Reports, started
 from launcher.own_packages import HOME
 from launcher.problems import Stop
 from launcher.processes import end_tree, killed_by
@@ -80,26 +77,13 @@ class TunedPool:
 
     def _start(self, temporary: str) -> subprocess.Popen[str]:
         names = [point.folder.path.name for point in self.points]
-        with self.log.open("ab") as log:
-            return subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-m", "launcher.sweep.tune.driver"),
-                    *(str(self.sweep.path), temporary, *names),
-                ],
-                env={
-                    **os.environ,
-                    **SETTINGS,
-                    **as_parent(),
-                    "PYTHONSAFEPATH": "1",
-                    "PYTHONPATH": str(HOME),
-                },
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                cwd=HOME,  # Ray's processes import from where their driver is, not from PYTHONPATH
-                start_new_session=True,
-                text=True,
-            )
+        return started(
+            "launcher.sweep.tune.driver",
+            *(str(self.sweep.path), temporary, *names),
+            code=HOME,
+            log=self.log,
+            environment=SETTINGS,
+        )
 
     def _look(self) -> None:
         """See which points have begun and ended."""
