@@ -20,7 +20,7 @@ from launcher.run_dir import RunFolder
 from launcher.runs.listing import state_text
 from launcher.runs.names import add_run, label, named
 from launcher.runs.text import as_typed
-from launcher.runs.view import RunView, is_worked_on, may_return, read_json, view_of
+from launcher.runs.view import RunView, is_worked_on, read_json, view_of
 from trainer.disk import put_text
 from trainer.exit_codes import ExitCode
 from trainer.signals import request_stop
@@ -50,10 +50,10 @@ def run(args: argparse.Namespace) -> int:
         view = view_of(folder)
         if view.state == "waiting":
             stopped = dequeue(view)
-        elif not view.active and not may_return(folder):
+        elif not view.active and not view.may_return:
             raise Stop(ExitCode.USAGE, f"{view.label} is not running ({state_text(view)})")
         else:
-            stopped = stop(folder, now=args.now, quiet=args.json)
+            stopped = stop(folder, now=args.now, lost=view.may_return, quiet=args.json)
     except Stop as failure:
         print(f"dsv41 stop: {failure.message}", file=sys.stderr)
         return failure.code
@@ -83,21 +83,22 @@ def dequeue(view: RunView) -> RunView:
     return view_of(view.folder)
 
 
-def stop(folder: RunFolder, *, now: bool, quiet: bool) -> RunView:
+def stop(folder: RunFolder, *, now: bool, lost: bool, quiet: bool) -> RunView:
     """Ask, wait until nothing works on the run, and look at it.
 
-    A supervisor that is being started again finds what was asked of the attempt before it.
+    lost: nothing does, but a supervisor that is started again finds what was asked of the attempt
+    before it.
     """
     told, signalled = time.monotonic(), -math.inf
     holder = Holder.of(folder) if now else None
     asked = 0
-    while is_worked_on(folder) or (not asked and may_return(folder)):
+    while is_worked_on(folder) or (lost and not asked):
         newest = folder.last_attempt()
         if newest > asked:  # also one that was begun while we waited
             attempt = folder.attempt(newest)
             request_stop(attempt.stop_file, ExitCode.INTERRUPTED, why="dsv41 stop", now=now)
             if not asked and not quiet:
-                print(_asked(folder, now=now), file=sys.stderr, flush=True)
+                print(_asked(folder, now=now, lost=lost), file=sys.stderr, flush=True)
             asked = newest
         if holder is not None and time.monotonic() - signalled >= AGAIN_S:
             signalled = time.monotonic()
@@ -110,8 +111,8 @@ def stop(folder: RunFolder, *, now: bool, quiet: bool) -> RunView:
     return view_of(folder)
 
 
-def _asked(folder: RunFolder, *, now: bool) -> str:
-    if may_return(folder):
+def _asked(folder: RunFolder, *, now: bool, lost: bool) -> str:
+    if lost:
         return f"asked {label(folder)}, which is lost: if its supervisor is started again, it ends"
     if now:
         return f"asked {label(folder)} to leave at once"

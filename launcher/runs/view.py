@@ -102,6 +102,12 @@ class RunView:
         """Whether something is still to be expected without anybody's help."""
         return self.state in ("running", "waiting")
 
+    @property
+    def may_return(self) -> bool:
+        """Whether a Ray cluster starts its lost supervisor again, if that cluster is still there;
+        nothing tells without asking it."""
+        return self.reason == LOST
+
     def to_dict(self) -> dict[str, Any]:
         """Plain types, ready for json.dumps; times are seconds since the epoch."""
         return {
@@ -200,17 +206,6 @@ def is_worked_on(folder: RunFolder) -> bool:
     return any(beat.host != here and beat.silent_s < FRESH_S for beat in beats)
 
 
-def may_return(folder: RunFolder) -> bool:
-    """Whether nobody works on a run since it was lost in a Ray cluster, which starts its supervisor
-    again if it is itself still there; nothing tells without asking it."""
-    last = folder.last_attempt()
-    given = folder.submission_file.exists() and not folder.ended_file.exists()
-    if not (last and given) or is_worked_on(folder):
-        return False
-    attempt = attempt_view(folder.attempt(last))
-    return attempt.backend == "ray" and attempt.outcome is None
-
-
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a file; empty when there is none, or none that can be read."""
     try:
@@ -232,7 +227,9 @@ def _state(folder: RunFolder, attempts: list[AttemptView]) -> tuple[State, str]:
     if outcome is None:
         if asked:
             return "stopped", "at once"
-        return "failed", LOST if may_return(folder) else "ended without a word"
+        kept = folder.submission_file.exists() and not folder.ended_file.exists()
+        lost = attempts[-1].backend == "ray" and kept
+        return "failed", LOST if lost else "ended without a word"
     if outcome.code == ExitCode.DONE:
         return "done", outcome.reason
     if outcome.code in _STOPPED and (asked or outcome.reason in ("stopped", "interrupted")):

@@ -119,6 +119,20 @@ def nodes() -> Iterator[Nodes]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def on_both(nodes: Nodes) -> tuple[str, ...]:
+    """The words for a rank on each of them."""
+    return (f"launcher.ray.address={nodes.address}", "launcher.nodes=2")
+
+
+def saving(place, nodes: Nodes, *, steps: int) -> tuple[subprocess.Popen, Path]:
+    """A slow run on both nodes that has written a checkpoint: its command and its folder."""
+    words = (*place.small, *MESH, *on_both(nodes), f"train.steps={steps}")
+    process = place.begin(*words, env=SLOWLY)
+    place.wait_for(place.saved, process)
+    (run,) = place.runs()
+    return process, run
+
+
 def test_a_cluster_that_does_not_answer_is_an_error(place) -> None:
     ended = place.train(*place.small, *MESH, "launcher.ray.address=127.0.0.1:1")
     assert ended.code == ExitCode.CONFIG, ended.text
@@ -166,7 +180,7 @@ def test_ctrl_c_saves_and_nothing_outlives_a_killed_supervisor(place) -> None:
 def test_a_lost_node_costs_no_sample(place, nodes) -> None:
     whole = place.train(*place.small, *MESH, "launcher=torchrun", "train.steps=8", "name=whole")
     assert whole.code == 0, whole.text
-    there = (f"launcher.ray.address={nodes.address}", "launcher.nodes=2")
+    there = on_both(nodes)
 
     process = place.begin(*place.small, *MESH, *there, "train.steps=8", "name=lost")
     place.wait_for(lambda: saved(place, "lost"), process)
@@ -189,7 +203,7 @@ def test_a_run_in_a_cluster_goes_on_without_its_command(place, nodes) -> None:
     steps = "train.steps=20"
     whole = place.train(*place.small, *MESH, "launcher=torchrun", steps, "name=whole")
     assert whole.code == 0, whole.text
-    there = (f"launcher.ray.address={nodes.address}", "launcher.nodes=2")
+    there = on_both(nodes)
 
     process = place.begin(*place.small, *MESH, *there, steps, "name=kept", env=SLOWLY)
     place.wait_for(lambda: saved(place, "kept"), process)
@@ -216,12 +230,9 @@ def test_a_run_in_a_cluster_goes_on_without_its_command(place, nodes) -> None:
 
 @pytest.mark.long
 def test_a_lost_supervisor_is_started_again_by_the_cluster(place, nodes) -> None:
-    there = (f"launcher.ray.address={nodes.address}", "launcher.nodes=2", "train.steps=30")
-    process = place.begin(*place.small, *MESH, *there, env=SLOWLY)
-    place.wait_for(place.saved, process)
+    process, run = saving(place, nodes, steps=30)
     process.kill()
     process.communicate()
-    (run,) = place.runs()
     everyone = [supervisor(run), *pids(place).values()]
     os.kill(parent(supervisor(run)), signal.SIGKILL)  # the actor
     await_end(everyone)
@@ -245,10 +256,7 @@ def test_a_lost_supervisor_is_started_again_by_the_cluster(place, nodes) -> None
 
 @pytest.mark.long
 def test_a_wish_to_stop_outlives_the_supervisor_that_it_was_told_to(place, nodes) -> None:
-    there = (f"launcher.ray.address={nodes.address}", "launcher.nodes=2", "train.steps=2000")
-    process = place.begin(*place.small, *MESH, *there, env=SLOWLY)
-    place.wait_for(place.saved, process)
-    (run,) = place.runs()
+    process, run = saving(place, nodes, steps=2000)
     everyone = [supervisor(run), *pids(place).values()]
     os.kill(pids(place)[0], signal.SIGSTOP)  # or it stops as it was told to
     stop = place.begin(str(run), command=("dsv41", "stop"))
@@ -266,10 +274,7 @@ def test_a_wish_to_stop_outlives_the_supervisor_that_it_was_told_to(place, nodes
 
 @pytest.mark.long
 def test_a_command_that_came_back_stops_the_run_and_does_not_change_it(place, nodes) -> None:
-    there = (f"launcher.ray.address={nodes.address}", "launcher.nodes=2", "train.steps=2000")
-    process = place.begin(*place.small, *MESH, *there, env=SLOWLY)
-    place.wait_for(place.saved, process)
-    (run,) = place.runs()
+    process, run = saving(place, nodes, steps=2000)
     (link,) = [pid for pid in descendants(process.pid) if "launcher.backends.ray.link" in line(pid)]
     os.kill(link, signal.SIGKILL)
     out, err = process.communicate(timeout=60)
@@ -279,6 +284,7 @@ def test_a_command_that_came_back_stops_the_run_and_does_not_change_it(place, no
     other = place.run("dsv41", "resume", str(run), "logging.every=3")
     assert other.code == ExitCode.CONFIG, other.text
     assert "cannot be changed meanwhile:\n  logging.every: 1 -> 3\nStop it first: " in other.err
+    there = (*on_both(nodes), "train.steps=2000")
     words = (*place.small, *MESH, *there, f"id={run.name}", "resume=auto")
     process = place.begin(*words)
     out = place.wait_for(lambda: told(process, "following it"), process)
@@ -294,7 +300,7 @@ def test_a_command_that_came_back_stops_the_run_and_does_not_change_it(place, no
 
 @pytest.mark.long
 def test_points_of_a_sweep_end_with_it(place, nodes) -> None:
-    there = (f"launcher.ray.address={nodes.address}", "launcher.nodes=2", "train.steps=2000")
+    there = (*on_both(nodes), "train.steps=2000")
     process = place.begin("-m", *place.small, *MESH, *there, "seed=1,2")
     place.wait_for(place.saved, process)
     everyone = [*descendants(process.pid), *pids(place).values()]
