@@ -52,7 +52,7 @@ def code_digest(home: Path) -> str:
     digest = hashlib.sha256()
     for name in NAMES:
         for file in sorted((home / name).rglob("*")):
-            if file.suffix in (".py", ".yaml"):
+            if file.suffix in (".py", ".yaml", ".c", ".h"):
                 digest.update(f"{file.relative_to(home)}\0".encode())
                 digest.update(hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()

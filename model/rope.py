@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from model.config import ModelConfig
+from model.kernels.library import LANES, Kernels, kernels
 
 
 def plain_frequencies(config: ModelConfig) -> Tensor:
@@ -65,11 +66,20 @@ class _Rotate(torch.autograd.Function):
 
 def turned(x: Tensor, turn: Tensor) -> Tensor:
     """`rotate` without a gradient, for use inside a backward of one's own."""
-    return turn_(x.clone(memory_format=torch.contiguous_format), turn)
+    x = x.contiguous()
+    if run := _kernels(x, turn):
+        return _by_kernel(run, x, turn, torch.empty_like(x))
+    return _turn_(x.clone(), turn)
 
 
 def turn_(x: Tensor, turn: Tensor) -> Tensor:
     """`turned` in place: for a contiguous x that nobody else reads."""
+    if run := _kernels(x, turn):
+        return _by_kernel(run, x, turn, x)
+    return _turn_(x, turn)
+
+
+def _turn_(x: Tensor, turn: Tensor) -> Tensor:
     tail = x[..., -2 * turn.shape[-1] :]
     wide = tail.float()
     turn = turn.view(turn.shape[0], *[1] * (x.dim() - 2), turn.shape[1])
@@ -77,6 +87,17 @@ def turn_(x: Tensor, turn: Tensor) -> Tensor:
     if wide is not tail:
         tail.copy_(wide)
     return x
+
+
+def _kernels(x: Tensor, turn: Tensor) -> Kernels | None:
+    return kernels(x) if 2 * turn.shape[-1] % LANES == 0 else None
+
+
+def _by_kernel(run: Kernels, x: Tensor, turn: Tensor, out: Tensor) -> Tensor:
+    sizes = x.shape[0], x[0].numel() // x.shape[-1] if len(x) else 0, x.shape[-1], turn.shape[-1]
+    pairs = torch.view_as_real(turn.conj() if turn.is_conj() else turn).contiguous()
+    run.run("rotate", *sizes, int(turn.is_conj()), x, pairs, out)
+    return out
 
 
 def _frequencies(theta: float, dim: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from model.kernels.build import built
 from trainer.heap import keep_freed_memory
 
 CPU = torch.device("cpu")
@@ -11,12 +12,13 @@ CPU = torch.device("cpu")
 
 def choose_device(local_rank: int) -> torch.device:
     """The GPU of this rank's number on its node, made the current one; the CPU without GPUs, where
-    this process's heap is set up for tensors.
+    this process's heap is set up for tensors and the kernels are compiled.
 
     ValueError where there are GPUs, but fewer than ranks: two ranks cannot share one.
     """
     if not torch.cuda.is_available():
         keep_freed_memory()
+        built()  # now, rather than in the first step
         return CPU
     count = torch.cuda.device_count()
     if local_rank >= count:

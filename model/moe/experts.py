@@ -104,15 +104,13 @@ class _SharedExpert(torch.autograd.Function):
     def forward(ctx, x, w13, w2, limit):  # type: ignore[override]
         ctx.save_for_backward(x, w13, w2)
         ctx.limit = limit
-        return swiglu(x @ w13.t(), limit).act.to(x.dtype) @ w2.t()
+        return swiglu(x @ w13.t(), limit) @ w2.t()
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[override]
         x, w13, w2 = ctx.saved_tensors
-        parts = swiglu(x @ w13.t(), ctx.limit)
-        grad_w2 = grad.t() @ parts.act.to(x.dtype)
-        by_both = swiglu_backward((grad @ w2).float(), parts).to(x.dtype)
-        return by_both @ w13, by_both.t() @ x, grad_w2, None
+        found = swiglu_backward(grad @ w2, x @ w13.t(), ctx.limit)
+        return found.by_both @ w13, found.by_both.t() @ x, grad.t() @ found.hidden, None
 
 
 def _local(weight: Tensor) -> Tensor:

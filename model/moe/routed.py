@@ -15,7 +15,7 @@ from torch import Tensor
 
 from model.moe.grouped import Span, by_expert, put_outer, spans
 from model.moe.router import Routing
-from model.moe.swiglu import Parts, swiglu, swiglu_backward
+from model.moe.swiglu import swiglu, swiglu_backward
 
 
 class Slots(NamedTuple):
@@ -47,7 +47,7 @@ class Kept(NamedTuple):
     """Of the one group that has taken all slots."""
 
     rows: Tensor  # [S, D]
-    parts: Parts
+    both: Tensor  # [S, 2I], gate and up
 
 
 def run_forward(
@@ -57,11 +57,11 @@ def run_forward(
     kept = None
     for span in spans(slots.first, slots.sizes, most=experts.most_slots):
         rows = x.index_select(0, slots.row[span.rows])
-        parts = swiglu(by_expert(rows, experts.w13.mT, span), experts.limit)
-        hidden = (parts.act * slots.weight[span.rows, None]).to(x.dtype)
+        both = by_expert(rows, experts.w13.mT, span)
+        hidden = swiglu(both, experts.limit, slots.weight[span.rows])
         put(span, by_expert(hidden, experts.w2.mT, span))
         if len(span.sizes) == len(slots.sizes):
-            kept = Kept(rows, parts)
+            kept = Kept(rows, both)
     return kept
 
 
@@ -83,19 +83,19 @@ def run_backward(
     """
     for span in spans(slots.first, slots.sizes, most=experts.most_slots):
         if kept is not None:
-            rows, parts = kept
+            rows, both = kept
         else:
             assert x is not None
             rows = x.index_select(0, slots.row[span.rows])
-            parts = swiglu(by_expert(rows, experts.w13.mT, span), experts.limit)
+            both = by_expert(rows, experts.w13.mT, span)
         by_y = grad.index_select(0, slots.row[span.rows])
-        weight = slots.weight[span.rows, None]
-        put_outer(by_w2, by_y, (parts.act * weight).to(rows.dtype), span)
-        by_hidden = by_expert(by_y, experts.w2, span).float()
-        by_weight = (by_hidden * parts.act).sum(-1)
-        by_both = swiglu_backward(by_hidden.mul_(weight), parts).to(rows.dtype)
-        put_outer(by_w13, by_both, rows, span)
-        put(span, by_expert(by_both, experts.w13, span), by_weight)
+        weight = slots.weight[span.rows]
+        by_hidden = by_expert(by_y, experts.w2, span)
+        found = swiglu_backward(by_hidden, both, experts.limit, weight)
+        assert found.by_weight is not None
+        put_outer(by_w2, by_y, found.hidden, span)
+        put_outer(by_w13, found.by_both, rows, span)
+        put(span, by_expert(found.by_both, experts.w13, span), found.by_weight)
 
 
 class RoutedExperts(torch.autograd.Function):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,20 @@ from model.config import ModelConfig, QatConfig
 from model.engram.hashing import HashGeometry, hash_rows
 from model.engram.owners import OwnerStore
 from model.init import init_weights
+from model.kernels.library import without_kernels
 from model.layout import ModelInputs
 from model.transformer import DeepseekV41
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 BASE = ModelConfig.from_released(json.loads((GOLDEN / "tiny_text" / "config.json").read_text()))
 PAD_COMPRESSED = 2
+
+
+@pytest.fixture(params=["kernels", "torch"])
+def each_way(request: pytest.FixtureRequest) -> Iterator[str]:
+    """By the kernels, if there is a compiler, and by torch's operators."""
+    with without_kernels() if request.param == "torch" else nullcontext():
+        yield request.param
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,8 @@ import torch
 from model.config import RopeScaling
 from model.rope import plain_frequencies, rotate, rotation, turned, yarn_frequencies
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 
 def yarn(dim: int, theta: float, y: RopeScaling) -> list[float]:
     """The ramp, channel pair by channel pair."""

@@ -11,6 +11,8 @@ from torch import Tensor
 from model.moe.experts import Experts, MoE, SharedExpert
 from model.moe.router import Routing
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 WIDTH, INNER = 64, 32
 
 
