@@ -3,8 +3,8 @@
 Memory is bounded by a workspace, never by S: nothing of shape [heads, S, S] or [heads, S, groups]
 exists, and neither do the queries or the outputs of a whole sequence, heads * head_dim numbers a
 token (at the released sizes six times the hidden size, each). Backward rebuilds a tile's queries
-and probabilities from the saved latents, unless one tile takes all tokens: then it is kept. At a
-fixed window and top-k the cost is linear in tokens.
+and probabilities from the saved latents, unless one tile takes all tokens: then it is kept (of a
+kernel's tile, queries and outputs). At a fixed window and top-k the cost is linear in tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model.attention.tiles import KeyGradients, Keys, Tile
+from model.attention.fused import tile_of
+from model.attention.tiles import KeyGradients, Keys
 from model.rope import turn_, turned
 
 
@@ -65,10 +66,11 @@ class _Attend(torch.autograd.Function):
         out = q_latent.new_empty(q_latent.shape[0], wo_a.shape[0])
         log_sum = sink.new_empty(q_latent.shape[0], settings.heads, 1, dtype=torch.float32)
         mass = sink.new_empty(selected.shape, dtype=torch.float32) if with_mass else None
-        ctx.kept = None
-        for low, high in keys.tiles(settings.heads, settings.workspace_bytes):
+        ctx.kept, size = None, settings.workspace_bytes
+        for low, high in keys.tiles(settings.heads, size):
             here = turn[low:high]
-            tile = Tile(keys, queries(q_latent[low:high], wq_b, here, settings), low)
+            q = queries(q_latent[low:high], wq_b, here, settings)
+            tile = tile_of(keys, q, low, workspace_bytes=size)
             log_sum[low:high] = tile.log_sum[: high - low]
             output = tile.output()
             seen = turned(output.to(q_latent.dtype), here.conj())
@@ -89,27 +91,27 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad, _):  # type: ignore[override]
         q_latent, wq_b, wo_a, kv, sink, entries, turn, start, selected, log_sum = ctx.saved_tensors
-        settings, kind = ctx.settings, q_latent.dtype
+        settings, kind, size = ctx.settings, q_latent.dtype, ctx.settings.workspace_bytes
         keys = Keys.of(kv, start, sink, entries, selected, settings.window)
         into = KeyGradients.zeros(keys)
         grad_latent = torch.empty_like(q_latent)
         grad_wq_b = torch.zeros_like(wq_b, dtype=torch.float32)
         grad_wo_a = torch.zeros_like(wo_a, dtype=torch.float32)
         by_group = grad_wo_a.unflatten(0, (settings.groups, -1))
-        for low, high in keys.tiles(settings.heads, settings.workspace_bytes):
+        for low, high in keys.tiles(settings.heads, size):
             here = turn[low:high]
             if ctx.kept:
                 tile, output = ctx.kept
                 tile.settle()
             else:
                 q = queries(q_latent[low:high], wq_b, here, settings)
-                tile = Tile(keys, q, low, log_sum[low:high])
+                tile = tile_of(keys, q, low, log_sum[low:high], workspace_bytes=size)
                 output = tile.output()
             seen = _by_group(turned(output.to(kind), here.conj()), settings)
             by_out = grad[low:high].unflatten(1, (settings.groups, -1)).transpose(0, 1)
             by_group += torch.bmm(by_out.mT, seen)
             by_seen = torch.bmm(by_out, wo_a.unflatten(0, (settings.groups, -1)))
-            by_seen = by_seen.transpose(0, 1).reshape(high - low, settings.heads, -1)
+            by_seen = by_seen.transpose(0, 1).reshape(high - low, settings.heads, -1).contiguous()
             by_q = tile.backward(turn_(by_seen, here).float(), output, into).to(kind)
             by_q = turn_(by_q, here.conj()).flatten(1)
             grad_latent[low:high] = by_q @ wq_b

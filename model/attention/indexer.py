@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from model.attention.topk import chosen_positions
 from model.config import ModelConfig
+from model.kernels.library import Kernels, kernels
 from model.layout import VisibleRange
 from model.norm import RMSNorm
 from model.precision import Linear
@@ -85,6 +86,10 @@ class Indexer(nn.Module):
         block of the newest visible entry always among them.
         """
         out = torch.empty(q.shape[0], self.topk, dtype=torch.int64, device=q.device)
+        if run := kernels(q, weights, keys):
+            return out, self._choose(
+                run, q, weights, keys, seen, pool, out, make=origin is not None
+            )
         if pool is not None:
             for low, high in self._pool_tiles(q.shape[0], pool):
                 entry = pool.entries(low, high, seen.high[low:high])
@@ -107,6 +112,26 @@ class Indexer(nn.Module):
         width = max(part.shape[1] for part in blocks)
         padded = [F.pad(part, (0, width - part.shape[1]), value=-1) for part in blocks]
         return out, Candidates(torch.cat(padded), self.block_size)
+
+    def _choose(
+        self,
+        run: Kernels,
+        q: Tensor,
+        weights: Tensor,
+        keys: Tensor,
+        seen: VisibleRange,
+        pool: Candidates | None,
+        out: Tensor,
+        *,
+        make: bool,
+    ) -> Candidates | None:
+        """`select` by the kernel, into `out`. Each document's blocks begin where its queries' view
+        does, at seen.low."""
+        kept = torch.empty(len(q), self.blocks, dtype=torch.int32) if make else None
+        sizes = *q.shape, len(keys), self.topk, self.block_size, self.blocks
+        tensors = [t.contiguous() for t in (q, weights, keys, seen.low, seen.high)]
+        run.run("choose_entries", *sizes, *tensors, pool and pool.first, out, kept)
+        return pool if kept is None else Candidates(kept, self.block_size)
 
     def _best_blocks(
         self, scores: Tensor, position: Tensor, seen: VisibleRange, origin: Tensor

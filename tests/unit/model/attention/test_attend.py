@@ -13,7 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from model.attention.attend import AttentionSettings, attend
 
-HEADS, DIM, ROPE, GROUPS, LORA, OUT = 4, 8, 4, 2, 6, 3
+pytestmark = pytest.mark.usefixtures("each_way")
+
+HEADS, DIM, ROPE, GROUPS, LORA, OUT = 4, 32, 16, 2, 6, 3
 
 
 class Problem(NamedTuple):

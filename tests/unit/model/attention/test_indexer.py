@@ -15,6 +15,8 @@ from model.layout import VisibleRange
 from model.quantization.cache import mxfp4_fake_quant
 from model.rope import rotate, rotation
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 WORKSPACES = [1, 3_000, 40_000, 1 << 24]
 
 
