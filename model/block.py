@@ -170,20 +170,20 @@ class Block(nn.Module):
         # A layer keeps its entry streams and narrow latents. The streams between its halves and
         # what each half reads from its streams are as wide again, and follow at little cost.
         with rebuilding(lambda: self._read(streams, pre, self.attn_norm)) as cheap:
-            mix = self.hc_attn(streams)
-            x = cheap(self.attn_norm(cheap(self.read(streams, pre))))
+            entered = self.hc_attn(streams, pre, self.read)
+            x = cheap(self.attn_norm(cheap(entered.x)))
             before = None if known is None else known.attention
             attended = self.attn(x, context, shared, before)
-        y = attended.y
-        middle = self.expand(y, streams, mix.post, mix.comb)
+        y, mix = attended.y, entered.mix
+        middle = self.expand(y, entered.streams, mix.post, mix.comb)
 
         def make() -> list[Tensor]:
             again = self.expand(y, streams, mix.post, mix.comb)
             return [again, *self._read(again, mix.pre, self.ffn_norm)]
 
         with rebuilding(make) as cheap:
-            mix_ffn = self.hc_ffn(cheap(middle))
-            x = cheap(self.ffn_norm(cheap(self.read(middle, mix.pre))))
+            entered_ffn = self.hc_ffn(cheap(middle), mix.pre, self.read)
+            x = cheap(self.ffn_norm(cheap(entered_ffn.x)))
             ffn = self.ffn(
                 x,
                 layout.live,
@@ -192,7 +192,8 @@ class Block(nn.Module):
                 chosen=None if known is None else known.chosen,
                 routed=None if known is None else known.routed,
             )
-            out = self.expand(ffn.y, middle, mix_ffn.post, mix_ffn.comb)
+            mix_ffn = entered_ffn.mix
+            out = self.expand(ffn.y, entered_ffn.streams, mix_ffn.post, mix_ffn.comb)
         routed = ffn.routed.detach() if self.recompute == "selective" else None
         keep = Known(attended.known, ffn.chosen, routed)
         made = BlockOutput(

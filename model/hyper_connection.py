@@ -7,12 +7,18 @@ here is fp32; only the streams may be stored in a narrower type.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from model.config import ModelConfig
+from model.kernels.library import LANES, Kernels, kernels
+
+KERNEL_STREAMS = 4  # all that the kernels know
+Reading = Callable[[Tensor, Tensor], Tensor]  # `read`, maybe compiled
 
 
 class Mix(NamedTuple):
@@ -21,6 +27,14 @@ class Mix(NamedTuple):
     pre: Tensor  # [T, M], for the NEXT site to read with
     post: Tensor  # [T, M]
     comb: Tensor  # [T, M_in, M_out], nearly doubly stochastic
+
+
+class Entered(NamedTuple):
+    """What a sublayer takes from its streams."""
+
+    x: Tensor  # [T, D], see `read`
+    mix: Mix
+    streams: Tensor  # the same, to expand: so their whole gradient is made in one pass
 
 
 class HyperConnection(nn.Module):
@@ -33,24 +47,41 @@ class HyperConnection(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         m = config.hc_mult
-        self.streams = m
         self.fn = nn.Parameter(torch.empty(m * (m + 2), m * config.hidden_size))
         self.base = nn.Parameter(torch.empty(m * (m + 2)))
         self.scale = nn.Parameter(torch.empty(3))
         self.norm_eps, self.eps = config.rms_norm_eps, config.hc_eps
         self.iterations = config.hc_sinkhorn_iters
 
-    def forward(self, streams: Tensor) -> Mix:
-        m = self.streams
-        z = _ProjectScaled.apply(streams.flatten(1), self.fn, self.norm_eps)
-        scale = torch.cat([self.scale[i : i + 1].expand(n) for i, n in enumerate((m, m, m * m))])
-        logits = torch.addcmul(self.base, z, scale)
-        pre, post, comb = logits.split([m, m, m * m], dim=-1)
-        return Mix(
-            pre=torch.sigmoid(pre) + self.eps,
-            post=2 * torch.sigmoid(post),
-            comb=_Sinkhorn.apply(comb, m, self.iterations, self.eps),
-        )
+    def forward(self, streams: Tensor, pre: Tensor, reading: Reading) -> Entered:
+        """pre [T, M]: what the site before has made to read with."""
+        x, z, streams = enter(streams, pre, self.fn, self.norm_eps, reading)
+        mix = coefficients(z, self.base, self.scale, self.iterations, self.eps)
+        return Entered(x, mix, streams)
+
+
+def enter(
+    streams: Tensor, pre: Tensor, fn: Tensor, eps: float, reading: Reading
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What a sublayer sees, the projections z [T, M(M+2)] fp32, and the streams to expand."""
+    if reading is read and _kernels(streams, pre, fn):
+        return _Enter.apply(streams, pre, fn, eps)  # type: ignore[return-value]
+    z = _ProjectScaled.apply(streams.flatten(1), fn, eps)
+    return reading(streams, pre), z, streams  # type: ignore[return-value]
+
+
+def coefficients(z: Tensor, base: Tensor, scale: Tensor, iterations: int, eps: float) -> Mix:
+    """sigmoid + eps, twice the sigmoid, and Sinkhorn of the logits from z [T, M(M+2)]."""
+    m = math.isqrt(z.shape[1] + 1) - 1
+    if m == KERNEL_STREAMS and kernels(z, base, scale):
+        return Mix(*_Mixes.apply(z, base, scale, iterations, eps))
+    scales = torch.cat([scale[i : i + 1].expand(n) for i, n in enumerate((m, m, m * m))])
+    pre, post, comb = torch.addcmul(base, z, scales).split([m, m, m * m], dim=-1)
+    return Mix(
+        pre=torch.sigmoid(pre) + eps,
+        post=2 * torch.sigmoid(post),
+        comb=_Sinkhorn.apply(comb, m, iterations, eps),
+    )
 
 
 def read(streams: Tensor, pre: Tensor) -> Tensor:
@@ -61,6 +92,43 @@ def read(streams: Tensor, pre: Tensor) -> Tensor:
 def expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """The streams after a sublayer's output y [T, D]: [T, M, D] in the streams' type."""
     return _Expand.apply(y, streams, post, comb)
+
+
+def _kernels(streams: Tensor, *others: Tensor) -> Kernels | None:
+    """The kernels, where they know such streams [T, M, D]."""
+    fits = streams.shape[1] == KERNEL_STREAMS and streams.shape[2] % LANES == 0
+    return kernels(streams, *others) if fits else None
+
+
+class _Enter(torch.autograd.Function):
+    """`read` and `_ProjectScaled` at once, by kernels, and the streams handed on."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx, streams: Tensor, pre: Tensor, fn: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        tokens, _, width = streams.shape
+        k = kernels(streams, pre, fn)
+        assert k is not None
+        given = streams.contiguous(), pre.contiguous(), fn
+        x, z = streams.new_empty(tokens, width), fn.new_empty(tokens, len(fn))
+        scale = fn.new_empty(tokens)
+        k.run("enter_forward", tokens, width, eps, *given, x, z, scale)
+        ctx.save_for_backward(streams, pre, fn, z, scale)
+        return x, z, streams
+
+    @staticmethod
+    def backward(ctx, grad_x: Tensor, grad_z: Tensor, grad_streams: Tensor):  # type: ignore[override]
+        streams, pre, fn, z, scale = ctx.saved_tensors
+        tokens, _, width = streams.shape
+        k = kernels(streams, pre, fn, grad_x, grad_z, grad_streams)
+        assert k is not None
+        grads = [grad.contiguous() for grad in (grad_streams, grad_x, grad_z)]
+        given = streams.contiguous(), pre.contiguous(), fn
+        made = [torch.empty_like(part) for part in given]
+        parts = fn.new_empty(torch.get_num_threads(), *fn.shape)
+        k.run("enter_backward", tokens, width, *grads, *given, z, scale, *made, parts)
+        return *made, None
 
 
 class _ProjectScaled(torch.autograd.Function):
@@ -84,15 +152,52 @@ class _ProjectScaled(torch.autograd.Function):
         return grad_x.to(x.dtype), by_raw.t() @ wide, None
 
 
+class _Mixes(torch.autograd.Function):
+    """The coefficients from z [T, M(M+2)], of four streams, by kernels; keeps nothing but z."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx, z: Tensor, base: Tensor, scale: Tensor, iterations: int, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        tokens, m, k = len(z), KERNEL_STREAMS, kernels(z, base, scale)
+        assert k is not None
+        mix = z.new_empty(tokens, m), z.new_empty(tokens, m), z.new_empty(tokens, m, m)
+        k.run("mixes_forward", tokens, iterations, eps, z, base, scale, *mix)
+        ctx.save_for_backward(z, base, scale)
+        ctx.iterations, ctx.eps = iterations, eps
+        return mix
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor):  # type: ignore[override]
+        z, base, scale = ctx.saved_tensors
+        k = kernels(z, base, scale, *grads)
+        assert k is not None
+        out = torch.empty_like(z), torch.empty_like(base), torch.empty_like(scale)
+        args = z, base, scale, *(grad.contiguous() for grad in grads), *out
+        k.run("mixes_backward", len(z), ctx.iterations, ctx.eps, *args)
+        return *out, None, None
+
+
 class _Read(torch.autograd.Function):
     @staticmethod
     def forward(ctx, streams: Tensor, pre: Tensor) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(streams, pre)
+        if k := _kernels(streams, pre):
+            tokens, _, width = streams.shape
+            out = streams.new_empty(tokens, width)
+            k.run("read_forward", tokens, width, streams.contiguous(), pre.contiguous(), out)
+            return out
         return torch.bmm(pre[:, None], streams.float())[:, 0].to(streams.dtype)
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         streams, pre = ctx.saved_tensors
+        if k := _kernels(streams, pre, grad):
+            tokens, _, width = streams.shape
+            given = [part.contiguous() for part in (grad, streams, pre)]
+            made = [torch.empty_like(part) for part in given[1:]]
+            k.run("read_backward", tokens, width, *given, *made)
+            return tuple(made)
         grad = grad.float()
         grad_streams = pre[:, :, None] * grad[:, None]
         grad_pre = torch.bmm(grad[:, None], streams.float().mT)[:, 0]
@@ -103,12 +208,24 @@ class _Expand(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(y, streams, post, comb)
+        if k := _kernels(streams, y, post, comb):
+            tokens, _, width = streams.shape
+            given = [part.contiguous() for part in (y, streams, post, comb)]
+            out = torch.empty_like(given[1])
+            k.run("expand_forward", tokens, width, *given, out)
+            return out
         own = post[:, :, None] * y.float()[:, None]
         return own.baddbmm_(comb.mT, streams.float()).to(streams.dtype)
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         y, streams, post, comb = ctx.saved_tensors
+        if k := _kernels(streams, y, post, comb, grad):
+            tokens, _, width = streams.shape
+            given = [part.contiguous() for part in (grad, y, streams, post, comb)]
+            made = [torch.empty_like(part) for part in given[1:]]
+            k.run("expand_backward", tokens, width, *given, *made)
+            return tuple(made)
         grad = grad.float()
         grad_y = torch.bmm(post[:, None], grad)[:, 0]
         grad_post = torch.bmm(y.float()[:, None], grad.mT)[:, 0]

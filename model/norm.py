@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from model.kernels.library import LANES, Kernels, kernels
+
 
 class RMSNorm(nn.Module):
     """x * rsqrt(mean x^2 + eps) * weight over the last dim, in fp32; returned in x's dtype.
@@ -37,6 +39,12 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # type: ignore[override]
+        if k := _kernels(x, weight):
+            given, scale = x.contiguous(), x.new_empty(*x.shape[:-1], 1)
+            out = torch.empty_like(given)
+            k.run("norm_forward", scale.numel(), x.shape[-1], eps, given, weight, out, scale)
+            ctx.save_for_backward(x, weight, scale)
+            return out
         wide = x.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         ctx.save_for_backward(x, weight, scale)
@@ -45,9 +53,20 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         x, weight, scale = ctx.saved_tensors
+        if k := _kernels(x, weight, grad):
+            rows, width = scale.numel(), x.shape[-1]
+            given = grad.contiguous(), x.contiguous(), weight, scale
+            made = torch.empty_like(given[1]), torch.empty_like(weight)
+            parts = x.new_empty(torch.get_num_threads(), width, dtype=torch.float64)
+            k.run("norm_backward", rows, width, *given, *made, parts)
+            return *made, None
         grad, unit = grad.float(), x.float() * scale
         by_unit = grad * weight.float()
         projection = (by_unit * unit).mean(-1, keepdim=True)
         grad_x = (by_unit - unit * projection) * scale
         grad_weight = (grad * unit).flatten(0, -2).sum(0)
         return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
+
+
+def _kernels(x: Tensor, *others: Tensor) -> Kernels | None:
+    return kernels(x, *others) if x.shape[-1] % LANES == 0 else None

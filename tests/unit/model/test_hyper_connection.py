@@ -33,7 +33,7 @@ def sinkhorn(logits: Tensor, m: int, iterations: int, eps: float) -> Tensor:
 
 def slow_mix(streams: Tensor, own: HyperConnection) -> Mix:
     fn, base, scale = (p.double() for p in (own.fn, own.base, own.scale))
-    m, out = own.streams, []
+    m, out = streams.shape[1], []
     for x in streams.flatten(1):
         z = (fn @ x) / torch.sqrt(x.square().mean() + own.norm_eps)
         pre = torch.sigmoid(base[:m] + z[:m] * scale[0]) + own.eps
@@ -41,6 +41,10 @@ def slow_mix(streams: Tensor, own: HyperConnection) -> Mix:
         comb = sinkhorn(base[2 * m :] + z[2 * m :] * scale[2], m, own.iterations, own.eps)
         out.append((pre, post, comb))
     return Mix(*(torch.stack(part) for part in zip(*out, strict=True)))
+
+
+def mix_of(own: HyperConnection, streams: Tensor) -> Mix:
+    return own(streams, torch.ones(streams.shape[:2]), read).mix
 
 
 def filled(config, seed: int = 0) -> HyperConnection:
@@ -51,16 +55,19 @@ def filled(config, seed: int = 0) -> HyperConnection:
     return own
 
 
+@pytest.mark.parametrize("width", [6, 16])
 @pytest.mark.parametrize(("streams", "iterations"), [(4, 20), (4, 1), (2, 3), (1, 2)])
 def test_coefficients_and_their_gradients(
-    make_config: Callable, relative: Callable, streams: int, iterations: int
+    make_config: Callable, relative: Callable, streams: int, iterations: int, width: int
 ) -> None:
-    config = make_config(hc_mult=streams, hc_sinkhorn_iters=iterations, hidden_size=6, hc_eps=1e-3)
+    config = make_config(
+        hc_mult=streams, hc_sinkhorn_iters=iterations, hidden_size=width, hc_eps=1e-3
+    )
     own = filled(config)
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(5, streams, 6, generator=generator, requires_grad=True)
+    x = torch.randn(5, streams, width, generator=generator, requires_grad=True)
     wide = x.detach().double().requires_grad_()
-    found, wanted = own(x), slow_mix(wide, own)
+    found, wanted = mix_of(own, x), slow_mix(wide, own)
     weights = [torch.randn(part.shape, generator=generator) for part in found]
     for one, other in zip(found, wanted, strict=True):
         assert relative(one, other) < 2e-6
@@ -86,7 +93,7 @@ def test_sinkhorn_backward_in_float64(iterations: int) -> None:
 
 def test_comb_is_nearly_doubly_stochastic(make_config: Callable) -> None:
     own = filled(make_config(hidden_size=6))
-    comb = own(torch.randn(40, 4, 6, generator=torch.Generator().manual_seed(3))).comb
+    comb = mix_of(own, torch.randn(40, 4, 6, generator=torch.Generator().manual_seed(3))).comb
     torch.testing.assert_close(comb.sum(1), torch.ones(40, 4), rtol=0, atol=1e-4)
     torch.testing.assert_close(comb.sum(2), torch.ones(40, 4), rtol=0, atol=2e-2)
 
@@ -95,7 +102,7 @@ def test_coefficients_without_any_signal(make_config: Callable) -> None:
     own = filled(make_config(hidden_size=6))
     own.base.data.zero_()
     own.scale.data.zero_()
-    mix = own(torch.randn(2, 4, 6))
+    mix = mix_of(own, torch.randn(2, 4, 6))
     torch.testing.assert_close(mix.pre, torch.full((2, 4), 0.5 + 1e-6))
     torch.testing.assert_close(mix.post, torch.ones(2, 4))
     assert mix.comb.flatten().tolist() == pytest.approx([0.25] * 32, rel=1e-5)
