@@ -71,6 +71,7 @@ def all_checks(config: RunConfig | None, *, environ: Mapping[str, str]) -> list[
     return [
         Check("versions", installation.versions),
         Check("devices", partial(installation.devices, timeout_s=TORCH_S), TORCH_S + 5),
+        Check("CPU kernels", installation.kernels, installation.COMPILING_S, late="warn"),
         Check("open files", limits.open_files),
         Check("processes", limits.processes),
         Check("locked memory", partial(limits.locked_memory, needed=pinned)),

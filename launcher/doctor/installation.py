@@ -9,8 +9,10 @@ import sys
 from importlib import metadata
 
 from launcher.doctor.check import Finding, output_of
+from model.kernels.build import built
 
 SHOWN = ("torch", "hydra-core", "omegaconf", "transformers", "numpy", "ray", "wandb", "triton")
+COMPILING_S = 30.0
 OURS = "dsv41-train"
 _DEVICES = """
 import json, torch
@@ -77,6 +79,15 @@ def devices(*, timeout_s: float) -> Finding:
         fix = "see nvidia-smi: the driver may be older than this torch, or devices are hidden"
         return Finding("fail", f"{cores}; there is an accelerator, but torch sees none", fix)
     return Finding("ok", f"{cores}, no accelerator: small models train on the CPU")
+
+
+def kernels() -> Finding:
+    """The CPU's kernels, compiled now if they are not yet."""
+    library, reason = built()
+    if library is None:
+        fix = "install gcc: a step on the CPU takes about two thirds of the time with it"
+        return Finding("warn", f"{reason}; torch's own operators serve", fix)
+    return Finding("ok", f"{library}, by {reason}")
 
 
 def memory_bytes() -> int:

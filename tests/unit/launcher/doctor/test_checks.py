@@ -17,6 +17,7 @@ import pytest
 from launcher.backends.ray.config import RayConfig
 from launcher.doctor import folders, installation, limits, network
 from launcher.doctor.check import Check, Finding, carried_out, output_of
+from model.kernels.build import built
 
 OK = Finding("ok", "fine")
 
@@ -53,6 +54,18 @@ def test_a_command_that_hangs_or_fails_says_nothing() -> None:
     assert output_of(["sleep", "30"], timeout_s=0.2) is None
     assert output_of(["false"], timeout_s=10) is None
     assert output_of(["no-such-command"], timeout_s=10) is None
+
+
+def test_the_kernels_are_compiled_or_what_they_lack_is_said(monkeypatch) -> None:
+    if shutil.which("cc"):
+        found = installation.kernels()
+        assert found.level == "ok" and found.found.endswith(f".so, by {shutil.which('cc')}")
+    built.cache_clear()
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = installation.kernels()
+    built.cache_clear()
+    assert found.level == "warn" and found.found.startswith("no C compiler")
+    assert "install gcc" in found.fix
 
 
 def test_a_folder_that_does_what_runs_need(tmp_path: Path) -> None:
