@@ -32,9 +32,10 @@ def built() -> Built:
     processor's abilities: machines of several kinds may share that folder. Processes that compile
     at the same time put the same file in its place, whole.
     """
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    # gcc's OpenMP threads are torch's own; another compiler's would compete with them.
+    compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
     if compiler is None:
-        return Built(None, "no C compiler (cc, gcc, clang) on the PATH")
+        return Built(None, "no C compiler (gcc, cc, clang) on the PATH")
     try:
         abilities = _run(compiler, "-march=native", "-dM", "-E", "-x", "c", "/dev/null")
         sources = sorted(HERE.glob("*.[ch]"))

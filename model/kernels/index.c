@@ -97,9 +97,48 @@ static void keep_blocks(Sizes s, int64_t low, int64_t n, const int32_t *scores, 
         kept[b] = b < found ? (int32_t)(low + places[b] * s.size) : -1;
 }
 
+/* One thread's memory for one query. */
+typedef struct {
+    float *panels;    /* [most][dim], of a pool's keys */
+    int32_t *entries; /* [most], of a pool, or the best of blocks */
+    int32_t *scores;  /* [most], ordered */
+    int32_t *places;  /* [most], among them */
+} Scratch;
+
+static Scratch scratch_of(int64_t most, int64_t dim, int pooled) {
+    return (Scratch){
+        .panels = pooled ? room(most * dim * sizeof(float)) : NULL,
+        .entries = room(most * sizeof(int32_t)),
+        .scores = room((most + 2 * LANES) * sizeof(int32_t)),
+        .places = room(most * sizeof(int32_t)),
+    };
+}
+
+static void drop(Scratch own) {
+    free(own.panels), free(own.entries), free(own.scores), free(own.places);
+}
+
+/* The pool's entries before `high`, ascending, to own.entries. Returns how many. */
+static int64_t see_pool(Sizes s, const int32_t *pool, int64_t high, Scratch own) {
+    int64_t n = 0;
+    for (int64_t b = 0; b < s.blocks && pool[b] >= 0; b++)
+        for (int64_t g = pool[b]; g < pool[b] + s.size && g < high; g++)
+            own.entries[n++] = (int32_t)g;
+    return n;
+}
+
+/* Ordered scores of the keys [first, end) of `panels`, to own.scores; first is that of a panel. */
+static void score(Sizes s, const float *q, const float *weights, const float *panels, int64_t first,
+                  int64_t end, Scratch own) {
+    for (int64_t g = first; g < end; g += LANES) {
+        ivec found = ordered(scores_of(s, q, weights, panels + g * s.dim));
+        memcpy(own.scores + g - first, &found, sizeof found);
+    }
+}
+
 /* q [count, heads, dim], weights [count, heads], keys [entries, dim]. A query sees entries
  * [low, high) [count], of them only those in the blocks of `pool` [count, blocks] (first entries,
- * -1 for none) if there is one. chosen [count, topk]: ascending, -1 behind the last. kept
+ * -1 behind the last) if there is one. chosen [count, topk]: ascending, -1 behind the last. kept
  * [count, blocks], or null: the pool of each query for later choices. */
 void choose_entries(int64_t threads, int64_t count, int64_t heads, int64_t dim, int64_t entries,
                     int64_t topk, int64_t size, int64_t blocks, const float *q,
@@ -111,38 +150,29 @@ void choose_entries(int64_t threads, int64_t count, int64_t heads, int64_t dim, 
     if (panels) pack(dim, entries, keys, NULL, panels);
 #pragma omp parallel num_threads(threads)
     {
-        int32_t *scores = room((most + 2 * LANES) * sizeof(int32_t));
-        int32_t *places = room((most + blocks) * sizeof(int32_t)), *best = room(most * sizeof(int32_t));
-        float *own = pool ? room(most * dim * sizeof(float)) : NULL;
+        Scratch own = scratch_of(most, dim, pool != NULL);
 #pragma omp for schedule(dynamic, 16)
         for (int64_t t = 0; t < count; t++) {
             const float *query = q + t * heads * dim, *weight = weights + t * heads;
-            int64_t n = 0, base = low[t], skip = 0;
+            int64_t n, before = 0; /* the first one's place in its panel */
             if (pool) {
-                for (int64_t b = 0; b < blocks; b++) {
-                    int64_t first = pool[t * blocks + b];
-                    for (int64_t g = first; first >= 0 && g < first + size && g < high[t]; g++)
-                        best[n++] = (int32_t)g;
-                }
-                pack(dim, n, keys, best, own);
-                for (int64_t g = 0; g < n; g += LANES) {
-                    ivec found = ordered(scores_of(s, query, weight, own + g * dim));
-                    memcpy(scores + g, &found, sizeof found);
-                }
+                n = see_pool(s, pool + t * blocks, high[t], own);
+                pack(dim, n, keys, own.entries, own.panels);
+                score(s, query, weight, own.panels, 0, n, own);
             } else {
-                n = high[t] - base, skip = base % LANES;
-                for (int64_t g = base - skip; g < high[t]; g += LANES) {
-                    ivec found = ordered(scores_of(s, query, weight, panels + g * dim));
-                    memcpy(scores + g - base + skip, &found, sizeof found);
-                }
+                n = high[t] - low[t], before = low[t] % LANES;
+                score(s, query, weight, panels, low[t] - before, high[t], own);
             }
-            int64_t found = largest(scores + skip, n, topk, places);
-            for (int64_t k = 0; k < topk; k++)
-                chosen[t * topk + k] = k >= found ? -1 : pool ? best[places[k]] : base + places[k];
+            const int32_t *scores = own.scores + before;
+            int64_t found = largest(scores, n, topk, own.places);
+            for (int64_t k = 0; k < topk; k++) {
+                int64_t at = k < found ? own.places[k] : -1;
+                chosen[t * topk + k] = at < 0 ? -1 : pool ? own.entries[at] : low[t] + at;
+            }
             if (kept)
-                keep_blocks(s, base, n, scores + skip, best, places, kept + t * blocks);
+                keep_blocks(s, low[t], n, scores, own.entries, own.places, kept + t * blocks);
         }
-        free(scores), free(places), free(best), free(own);
+        drop(own);
     }
     free(panels);
 }

@@ -38,7 +38,7 @@ def kernels(*tensors: Tensor) -> Kernels | None:
     """
     if torch.compiler.is_compiling() or not _wanted:
         return None
-    if any(t.device.type != "cpu" or t.dtype != torch.float32 for t in tensors):
+    if not all(t.is_cpu and t.dtype == torch.float32 for t in tensors):
         return None
     return _kernels()
 

@@ -57,9 +57,9 @@ def test_a_command_that_hangs_or_fails_says_nothing() -> None:
 
 
 def test_the_kernels_are_compiled_or_what_they_lack_is_said(monkeypatch) -> None:
-    if shutil.which("cc"):
+    if shutil.which("gcc"):
         found = installation.kernels()
-        assert found.level == "ok" and found.found.endswith(f".so, by {shutil.which('cc')}")
+        assert found.level == "ok" and found.found.endswith(f".so, by {shutil.which('gcc')}")
     built.cache_clear()
     monkeypatch.setenv("PATH", "/nowhere")
     found = installation.kernels()

@@ -29,11 +29,11 @@ def afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def compiler(folder: Path, script: str) -> None:
     folder.mkdir()
-    (folder / "cc").write_text(f"#!/bin/sh\n{script}\n")
-    (folder / "cc").chmod(0o755)
+    (folder / "gcc").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "gcc").chmod(0o755)
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler here")
 def test_where_there_is_a_compiler_there_are_kernels(afresh: Path) -> None:
     assert built().library is not None, built().reason
     assert [file.name for file in afresh.iterdir()] == [built().library.name]  # type: ignore[union-attr]
@@ -48,7 +48,7 @@ def test_without_a_compiler_torch_serves(afresh: Path, monkeypatch: pytest.Monke
     for known in (built, library._kernels):
         known.cache_clear()
     monkeypatch.setenv("PATH", "/nowhere")
-    assert built() == (None, "no C compiler (cc, gcc, clang) on the PATH")
+    assert built() == (None, "no C compiler (gcc, cc, clang) on the PATH")
     assert library.kernels(both) is None
     torch.testing.assert_close(swiglu(both, 3.0), wanted)
 
@@ -62,7 +62,7 @@ def test_a_compiler_that_fails_is_named_and_leaves_nothing(
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
     found = built()
     assert found.library is None
-    assert found.reason == f"{tmp_path / 'bin' / 'cc'} failed: cc1: out of memory"
+    assert found.reason == f"{tmp_path / 'bin' / 'gcc'} failed: cc1: out of memory"
     assert not list(afresh.iterdir())
 
 
@@ -75,7 +75,7 @@ def test_a_cache_folder_that_cannot_be_written_is_no_failure(
     assert library.kernels(torch.ones(1)) is None
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler here")
 def test_processes_that_compile_at_once_leave_one_whole_file(afresh: Path) -> None:
     """Each loads what it has built, or what another has."""
     call = "from model.kernels.build import built; import ctypes; ctypes.CDLL(str(built().library))"
@@ -85,7 +85,7 @@ def test_processes_that_compile_at_once_leave_one_whole_file(afresh: Path) -> No
     assert len(list(afresh.iterdir())) == 1
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler here")
 def test_other_sources_get_another_file(
     afresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
