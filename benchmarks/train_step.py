@@ -14,6 +14,7 @@ import json
 import resource
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -49,28 +50,10 @@ OPTIM = OptimConfig(
 
 
 def main() -> None:
-    args = arguments()
-    keep_freed_memory()  # as a rank on the CPU does
-    torch.set_num_threads(args.threads)
-    config = ModelConfig.from_released(json.loads(args.model.read_text()))
-    model = DeepseekV41(config)
-    init_weights(model, seed=0, std=config.initializer_range)
-    store = OwnerStore(config, seed=0)
-    inputs, labels, rows = pack(config, args)
-    optimizer = build_adamw(model, OPTIM)
-    tables = SparseAdam(store, beta1=OPTIM.beta1, beta2=OPTIM.beta2, eps=OPTIM.eps)
-
-    def step() -> float:
-        window = store.open_window([rows])
-        out = model(inputs, engram=window.rows(0), labels=labels)
-        assert out.loss_sum is not None
-        loss = out.loss_sum / (labels != -100).sum()
-        loss.backward()
-        optimizer.step()
-        tables.step(window.ids, window.grads, lr=OPTIM.lr)
-        optimizer.zero_grad()
-        return loss.item()
-
+    parser = parser_of(__doc__)
+    parser.add_argument("--profile", type=Path, help="write torch's operator table here")
+    args = parser.parse_args()
+    step = prepared(args)
     loss, seconds = step(), []
     profiler = torch.profiler.profile() if args.profile else nullcontext()
     with profiler as trace, set_up_spared():
@@ -92,6 +75,32 @@ def main() -> None:
         print(json.dumps(report))
     else:
         print("  ".join(f"{name} {value:.4g}" for name, value in report.items()))
+
+
+def prepared(args: argparse.Namespace) -> Callable[[], float]:
+    """A training step on the pack, as a rank on the CPU does it; it returns the loss."""
+    keep_freed_memory()
+    torch.set_num_threads(args.threads)
+    config = ModelConfig.from_released(json.loads(args.model.read_text()))
+    model = DeepseekV41(config)
+    init_weights(model, seed=0, std=config.initializer_range)
+    store = OwnerStore(config, seed=0)
+    inputs, labels, rows = pack(config, args)
+    optimizer = build_adamw(model, OPTIM)
+    tables = SparseAdam(store, beta1=OPTIM.beta1, beta2=OPTIM.beta2, eps=OPTIM.eps)
+
+    def step() -> float:
+        window = store.open_window([rows])
+        out = model(inputs, engram=window.rows(0), labels=labels)
+        assert out.loss_sum is not None
+        loss = out.loss_sum / (labels != -100).sum()
+        loss.backward()
+        optimizer.step()
+        tables.step(window.ids, window.grads, lr=OPTIM.lr)
+        optimizer.zero_grad()
+        return loss.item()
+
+    return step
 
 
 def pack(
@@ -124,8 +133,8 @@ def pack(
     return inputs, torch.from_numpy(labels)[None], torch.from_numpy(rows)
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def parser_of(about: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(about or "").splitlines()[0])
     parser.add_argument("--model", type=Path, required=True, help="a released config.json")
     parser.add_argument("--tokenizer", type=Path, required=True, help="its tokenizer.json")
     parser.add_argument("--seq", type=int, default=1024, help="tokens in the pack")
@@ -138,8 +147,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=5, help="timed steps")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a line")
-    parser.add_argument("--profile", type=Path, help="write torch's operator table here")
-    return parser.parse_args()
+    return parser
 
 
 if __name__ == "__main__":
