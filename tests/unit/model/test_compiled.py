@@ -170,7 +170,7 @@ def test_without_a_compiler_a_process_says_so_in_one_line_and_goes_on(
     golden_folder: Path, tmp_path: Path
 ) -> None:
     nothing = {"PATH": "", "CXX": "/nonexistent", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    off, _ = in_a_process(golden_folder)
+    off, _ = in_a_process(golden_folder, **nothing)
     on, said = in_a_process(golden_folder, *NAMES, **nothing)
     assert on.split()[:2] == off.split()[:2]
     assert len(said.splitlines()) == 1
