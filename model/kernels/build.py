@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import shutil
@@ -37,20 +38,29 @@ def built() -> Built:
     if compiler is None:
         return Built(None, "no C compiler (gcc, cc, clang) on the PATH")
     try:
-        abilities = _run(compiler, "-march=native", "-dM", "-E", "-x", "c", "/dev/null")
-        sources = sorted(HERE.glob("*.[ch]"))
-        content = [abilities, *FLAGS, *(source.read_text() for source in sources)]
-        name = hashlib.sha256("\0".join(content).encode()).hexdigest()[:16]
-        target = _folder() / f"kernels-{name}.so"
-        if not target.exists():
-            files = [str(source) for source in sources if source.suffix == ".c"]
-            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as scratch:
-                made = Path(scratch) / target.name
-                _run(compiler, *FLAGS, *files, "-o", str(made))
-                made.replace(target)
-    except (OSError, subprocess.SubprocessError) as error:
+        target = _compiled(compiler)
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         return Built(None, f"{compiler} failed: {_last_line(error)}")
+    try:
+        ctypes.CDLL(str(target))
+    except OSError as error:  # a folder, perhaps, that nothing may be run from
+        return Built(None, f"{target} cannot be loaded: {error}")
     return Built(target, compiler)
+
+
+def _compiled(compiler: str) -> Path:
+    abilities = _run(compiler, "-march=native", "-dM", "-E", "-x", "c", "/dev/null")
+    sources = sorted(HERE.glob("*.[ch]"))
+    content = [abilities, *FLAGS, *(source.read_text() for source in sources)]
+    name = hashlib.sha256("\0".join(content).encode()).hexdigest()[:16]
+    target = _folder() / f"kernels-{name}.so"
+    if not target.exists():
+        files = [str(source) for source in sources if source.suffix == ".c"]
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as scratch:
+            made = Path(scratch) / target.name
+            _run(compiler, *FLAGS, *files, "-o", str(made))
+            made.replace(target)
+    return target
 
 
 def _folder() -> Path:

@@ -66,6 +66,25 @@ def test_a_compiler_that_fails_is_named_and_leaves_nothing(
     assert not list(afresh.iterdir())
 
 
+def test_what_cannot_be_loaded_is_no_failure(
+    afresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = 'case "$*" in *-dM*) exit 0;; esac\nfor out; do :; done\necho no library > "$out"'
+    compiler(tmp_path / "bin", script)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
+    assert built().library is None and "cannot be loaded" in built().reason
+    assert library.kernels(torch.ones(1)) is None
+
+
+def test_a_user_without_a_home_is_no_failure(afresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    assert built().library is None and "home" in built().reason
+
+
 def test_a_cache_folder_that_cannot_be_written_is_no_failure(
     afresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
