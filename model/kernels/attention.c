@@ -28,30 +28,40 @@ typedef struct {
 typedef struct {
     const float **rows; /* [keys], filled up to a multiple of KEYS with the first */
     float **grads;      /* [keys], where the gradient of each row is summed up */
-    float *turned;      /* [dim][lanes], 0 where there is no head */
+    float *turned;      /* [dim][lanes], 0 where there is no head; or of twice the heads */
     float *weights;     /* [keys][lanes] */
     float *by_weights;  /* [keys][lanes] */
+    float *products;    /* [keys][lanes] of twice the heads, and a vector behind them */
 } Scratch;
 
 static Shape shape_of(int64_t heads, int64_t dim, int64_t window, int64_t chosen) {
     return (Shape){heads, up(heads, LANES), dim, window, chosen, 1 / sqrtf((float)dim)};
 }
 
+/* Queries beside their outputs' gradients: all of their products with a key at once. */
+static Shape doubled(Shape s) {
+    s.heads *= 2;
+    s.lanes = up(s.heads, LANES);
+    return s;
+}
+
 static Scratch scratch_of(Shape s) {
-    int64_t keys = up(s.window + s.chosen, KEYS);
+    int64_t keys = up(s.window + s.chosen, KEYS), most = doubled(s).lanes;
     Scratch own = {
         .rows = room(keys * sizeof(float *)),
         .grads = room(keys * sizeof(float *)),
-        .turned = room(s.dim * s.lanes * sizeof(float)),
+        .turned = room(s.dim * most * sizeof(float)),
         .weights = room(keys * s.lanes * sizeof(float)),
         .by_weights = room(keys * s.lanes * sizeof(float)),
+        .products = room((keys * most + LANES) * sizeof(float)),
     };
-    memset(own.turned, 0, s.dim * s.lanes * sizeof(float));
+    memset(own.turned, 0, s.dim * most * sizeof(float));
     return own;
 }
 
 static void drop(Scratch own) {
-    free(own.rows), free(own.grads), free(own.turned), free(own.weights), free(own.by_weights);
+    free(own.rows), free(own.grads), free(own.turned);
+    free(own.weights), free(own.by_weights), free(own.products);
 }
 
 /* The rows that query t sees, window keys first. Returns how many, and how many of these. */
@@ -69,9 +79,10 @@ static int64_t see(Shape s, Keys keys, int64_t t, const float **rows, int64_t *w
 }
 
 /* x [heads][dim] -> turned [dim][lanes], times `factor`. */
-static void turn(Shape s, const float *x, float factor, float *turned) {
-    for (int64_t d = 0; d < s.dim; d++)
-        for (int64_t h = 0; h < s.heads; h++) turned[d * s.lanes + h] = factor * x[h * s.dim + d];
+static void turn(int64_t heads, int64_t dim, int64_t lanes, const float *x, float factor,
+                 float *turned) {
+    for (int64_t d = 0; d < dim; d++)
+        for (int64_t h = 0; h < heads; h++) turned[d * lanes + h] = factor * x[h * dim + d];
 }
 
 /* out [n][lanes] = rows . turned: n products with every head's vector. */
@@ -207,7 +218,7 @@ void attend_forward(int64_t threads, int64_t low, int64_t count, int64_t heads, 
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < count; i++) {
             int64_t near_keys, n = see(s, keys, low + i, own.rows, &near_keys);
-            turn(s, q + i * heads * dim, s.scale, own.turned);
+            turn(heads, dim, s.lanes, q + i * heads * dim, s.scale, own.turned);
             products(s, n, own.rows, own.turned, own.weights);
             normalise(s, n, own.weights, wide, logs);
             mix(s, n, own.rows, own.weights, out + i * heads * dim);
@@ -231,7 +242,7 @@ void attend_mass(int64_t threads, int64_t low, int64_t count, int64_t heads, int
             const int64_t *entry = selected + (low + i) * chosen;
             for (int64_t k = 0; k < up(chosen, KEYS); k++)
                 own.rows[k] = entries + (k < chosen && entry[k] >= 0 ? entry[k] : 0) * dim;
-            turn(s, q + i * heads * dim, s.scale, own.turned);
+            turn(heads, dim, s.lanes, q + i * heads * dim, s.scale, own.turned);
             products(s, chosen, own.rows, own.turned, own.weights);
             widen(s, log_sum + i * heads, logs);
             exponentiate(s, chosen, own.weights, logs);
@@ -262,18 +273,17 @@ static Sums sums_of(Shape s, int64_t first, int64_t rows, int64_t entries) {
 static void query_backward(Shape s, Keys keys, int64_t t, const float *q, const float *out,
                            const float *log_sum, const float *wide_sink, const float *grad,
                            float *by_q, Scratch own, Sums into) {
+    Shape both = doubled(s);
     float mean[s.lanes], logs[s.lanes];
     int64_t near_keys, n = see(s, keys, t, own.rows, &near_keys);
     for (int64_t j = 0; j < near_keys; j++)
         own.grads[j] = into.near + (own.rows[j] - keys.near) - into.first * s.dim;
     for (int64_t j = near_keys; j < n; j++)
         own.grads[j] = into.entries + (own.rows[j] - keys.entries);
-    turn(s, q, s.scale, own.turned);
-    products(s, n, own.rows, own.turned, own.weights);
+    turn(s.heads, s.dim, both.lanes, q, s.scale, own.turned);
+    turn(s.heads, s.dim, both.lanes, grad, 1, own.turned + s.heads);
+    products(both, n, own.rows, own.turned, own.products);
     widen(s, log_sum, logs);
-    exponentiate(s, n, own.weights, logs);
-    turn(s, grad, 1, own.turned);
-    products(s, n, own.rows, own.turned, own.by_weights);
     memset(mean, 0, sizeof mean);
     for (int64_t h = 0; h < s.heads; h++) {
         vec sum = {0};
@@ -282,11 +292,14 @@ static void query_backward(Shape s, Keys keys, int64_t t, const float *q, const 
         mean[h] = total(sum);
     }
     for (int64_t h = 0; h < s.lanes; h += LANES) {
-        vec middle = load(mean + h), sink = exponential(load(wide_sink + h) - load(logs + h));
+        vec middle = load(mean + h), shift = load(logs + h);
+        vec sink = exponential(load(wide_sink + h) - shift);
         store(into.sink + h, load(into.sink + h) - sink * middle);
         for (int64_t j = 0; j < n; j++) {
-            float *at = own.by_weights + j * s.lanes + h;
-            store(at, (load(at) - middle) * load(own.weights + j * s.lanes + h) * s.scale);
+            const float *score = own.products + j * both.lanes + h, *by = score + s.heads;
+            vec weight = exponential(load(score) - shift);
+            store(own.weights + j * s.lanes + h, weight);
+            store(own.by_weights + j * s.lanes + h, (load(by) - middle) * weight * s.scale);
         }
     }
     mix(s, n, own.rows, own.by_weights, by_q);
