@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from model.config import ModelConfig
-from model.kernels.library import LANES, Kernels, kernels
+from model.kernels.library import Kernels, kernels
 
 KERNEL_STREAMS = 4  # all that the kernels know
 Reading = Callable[[Tensor, Tensor], Tensor]  # `read`, maybe compiled
@@ -96,8 +96,8 @@ def expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
 
 def _kernels(streams: Tensor, *others: Tensor) -> Kernels | None:
     """The kernels, where they know such streams [T, M, D]."""
-    fits = streams.shape[1] == KERNEL_STREAMS and streams.shape[2] % LANES == 0
-    return kernels(streams, *others) if fits else None
+    fits = streams.shape[1] == KERNEL_STREAMS
+    return kernels(streams, *others, width=streams.shape[2]) if fits else None
 
 
 class _Enter(torch.autograd.Function):
@@ -126,8 +126,7 @@ class _Enter(torch.autograd.Function):
         grads = [grad.contiguous() for grad in (grad_streams, grad_x, grad_z)]
         given = streams.contiguous(), pre.contiguous(), fn
         made = [torch.empty_like(part) for part in given]
-        parts = fn.new_empty(torch.get_num_threads(), *fn.shape)
-        k.run("enter_backward", tokens, width, *grads, *given, z, scale, *made, parts)
+        k.run("enter_backward", tokens, width, *grads, *given, z, scale, *made)
         return *made, None
 
 

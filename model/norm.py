@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from model.kernels.library import LANES, Kernels, kernels
+from model.kernels.library import kernels
 
 
 class RMSNorm(nn.Module):
@@ -39,7 +39,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # type: ignore[override]
-        if k := _kernels(x, weight):
+        if k := kernels(x, weight, width=x.shape[-1]):
             given, scale = x.contiguous(), x.new_empty(*x.shape[:-1], 1)
             out = torch.empty_like(given)
             k.run("norm_forward", scale.numel(), x.shape[-1], eps, given, weight, out, scale)
@@ -53,12 +53,11 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         x, weight, scale = ctx.saved_tensors
-        if k := _kernels(x, weight, grad):
+        if k := kernels(x, weight, grad, width=x.shape[-1]):
             rows, width = scale.numel(), x.shape[-1]
             given = grad.contiguous(), x.contiguous(), weight, scale
             made = torch.empty_like(given[1]), torch.empty_like(weight)
-            parts = x.new_empty(torch.get_num_threads(), width, dtype=torch.float64)
-            k.run("norm_backward", rows, width, *given, *made, parts)
+            k.run("norm_backward", rows, width, *given, *made)
             return *made, None
         grad, unit = grad.float(), x.float() * scale
         by_unit = grad * weight.float()
@@ -66,7 +65,3 @@ class _RMSNorm(torch.autograd.Function):
         grad_x = (by_unit - unit * projection) * scale
         grad_weight = (grad * unit).flatten(0, -2).sum(0)
         return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
-
-
-def _kernels(x: Tensor, *others: Tensor) -> Kernels | None:
-    return kernels(x, *others) if x.shape[-1] % LANES == 0 else None

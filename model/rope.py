@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from model.config import ModelConfig
-from model.kernels.library import LANES, Kernels, kernels
+from model.kernels.library import Kernels, kernels
 
 
 def plain_frequencies(config: ModelConfig) -> Tensor:
@@ -67,14 +67,14 @@ class _Rotate(torch.autograd.Function):
 def turned(x: Tensor, turn: Tensor) -> Tensor:
     """`rotate` without a gradient, for use inside a backward of one's own."""
     x = x.contiguous()
-    if run := _kernels(x, turn):
+    if run := kernels(x, width=2 * turn.shape[-1]):
         return _by_kernel(run, x, turn, torch.empty_like(x))
     return _turn_(x.clone(), turn)
 
 
 def turn_(x: Tensor, turn: Tensor) -> Tensor:
     """`turned` in place: for a contiguous x that nobody else reads."""
-    if run := _kernels(x, turn):
+    if run := kernels(x, width=2 * turn.shape[-1]):
         return _by_kernel(run, x, turn, x)
     return _turn_(x, turn)
 
@@ -87,10 +87,6 @@ def _turn_(x: Tensor, turn: Tensor) -> Tensor:
     if wide is not tail:
         tail.copy_(wide)
     return x
-
-
-def _kernels(x: Tensor, turn: Tensor) -> Kernels | None:
-    return kernels(x) if 2 * turn.shape[-1] % LANES == 0 else None
 
 
 def _by_kernel(run: Kernels, x: Tensor, turn: Tensor, out: Tensor) -> Tensor:

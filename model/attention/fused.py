@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from model.attention.tiles import KeyGradients, Keys, Tile
-from model.kernels.library import LANES, Kernels, kernels
+from model.kernels.library import Kernels, kernels
 
 
 class FusedTile:
@@ -59,7 +59,6 @@ def tile_of(
 ) -> Tile | FusedTile:
     """The tile of queries q [Q, H, d] from `low` on, by the kernel where it serves; see `Tile`."""
     q = q.float()
-    run = kernels(q, keys.near) if q.shape[-1] % LANES == 0 else None
-    if run is None:
-        return Tile(keys, q, low, log_sum)
-    return FusedTile(run, keys, q, low, workspace_bytes=workspace_bytes)
+    if run := kernels(q, keys.near, width=q.shape[-1]):
+        return FusedTile(run, keys, q, low, workspace_bytes=workspace_bytes)
+    return Tile(keys, q, low, log_sum)

@@ -85,11 +85,9 @@ class Indexer(nn.Module):
         of `block_size` entries counted from the document's first, those with the best maxima, the
         block of the newest visible entry always among them.
         """
-        out = torch.empty(q.shape[0], self.topk, dtype=torch.int64, device=q.device)
         if run := kernels(q, weights, keys):
-            return out, self._choose(
-                run, q, weights, keys, seen, pool, out, make=origin is not None
-            )
+            return self._choose(run, q, weights, keys, seen, pool, make=origin is not None)
+        out = torch.empty(q.shape[0], self.topk, dtype=torch.int64, device=q.device)
         if pool is not None:
             for low, high in self._pool_tiles(q.shape[0], pool):
                 entry = pool.entries(low, high, seen.high[low:high])
@@ -121,17 +119,17 @@ class Indexer(nn.Module):
         keys: Tensor,
         seen: VisibleRange,
         pool: Candidates | None,
-        out: Tensor,
         *,
         make: bool,
-    ) -> Candidates | None:
-        """`select` by the kernel, into `out`. Each document's blocks begin where its queries' view
-        does, at seen.low."""
+    ) -> tuple[Tensor, Candidates | None]:
+        """`select` by the kernel. Each document's blocks begin where its queries' view does, at
+        seen.low."""
+        out = torch.empty(len(q), self.topk, dtype=torch.int64)
         kept = torch.empty(len(q), self.blocks, dtype=torch.int32) if make else None
         sizes = *q.shape, len(keys), self.topk, self.block_size, self.blocks
         tensors = [t.contiguous() for t in (q, weights, keys, seen.low, seen.high)]
         run.run("choose_entries", *sizes, *tensors, pool and pool.first, out, kept)
-        return pool if kept is None else Candidates(kept, self.block_size)
+        return out, pool if kept is None else Candidates(kept, self.block_size)
 
     def _best_blocks(
         self, scores: Tensor, position: Tensor, seen: VisibleRange, origin: Tensor

@@ -6,8 +6,6 @@
  * Nothing larger than one query's scores exists. Scores lie as [keys][lanes]: one lane a head, so
  * that the softmax runs along vectors; `lanes` is H, rounded up to whole vectors. */
 
-#include <math.h>
-
 #include "vectors.h"
 
 #define KEYS 8 /* in flight in `products` */

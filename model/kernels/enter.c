@@ -6,8 +6,6 @@
  *
  * Groups of tokens share each row of fn that is loaded; a token's result is the same in any. */
 
-#include <math.h>
-
 #include "streams.h"
 
 #define OUTPUTS 24
@@ -15,20 +13,11 @@
 #define GROUP 4   /* tokens, forward */
 #define WIDER 8   /* tokens, backward */
 
-INLINE vec squares(const float *x, int64_t size) {
-    vec sum = {0}, other = {0};
-    for (int64_t d = 0; d < size; d += 2 * LANES) {
-        sum += load(x + d) * load(x + d);
-        other += load(x + d + LANES) * load(x + d + LANES);
-    }
-    return sum + other;
-}
-
 /* `count` tokens of `size` numbers; count is 1 to GROUP and a constant where this is called. */
 INLINE void project(int64_t count, int64_t size, float eps, const float *x, const float *fn,
                     float *z, float *scale) {
     for (int64_t t = 0; t < count; t++)
-        scale[t] = 1 / sqrtf(total(squares(x + t * size, size)) / (float)size + eps);
+        scale[t] = inverse_rms(size, eps, x + t * size);
     for (int64_t first = 0; first < OUTPUTS; first += AT_ONCE) {
         vec sums[AT_ONCE][GROUP] = {0};
         for (int64_t d = 0; d < size; d += LANES) {
@@ -128,12 +117,13 @@ INLINE void project_backward(int64_t count, int64_t size, float by_raw[OUTPUTS][
 }
 
 /* grad_out [T, 4, width]: the gradient by whatever else the streams go to, part of grad_x.
- * parts: room for a grad_fn of each thread, which are added thread after thread. */
+ * grad_fn is summed by each thread, and thread after thread. */
 void enter_backward(int64_t threads, int64_t tokens, int64_t width, const float *grad_out,
                     const float *grad_seen, const float *grad_z, const float *x, const float *pre,
                     const float *fn, const float *z, const float *scale, float *grad_x,
-                    float *grad_pre, float *grad_fn, float *parts) {
+                    float *grad_pre, float *grad_fn) {
     int64_t size = STREAMS * width, weights = OUTPUTS * size;
+    float *parts = room(threads * weights * sizeof(float));
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int64_t thread = 0; thread < threads; thread++) {
         int64_t begin, end;
@@ -163,4 +153,5 @@ void enter_backward(int64_t threads, int64_t tokens, int64_t width, const float 
             sum += load(parts + thread * weights + i);
         store(grad_fn + i, sum);
     }
+    free(parts);
 }

@@ -31,12 +31,13 @@ class Kernels:
         )
 
 
-def kernels(*tensors: Tensor) -> Kernels | None:
+def kernels(*tensors: Tensor, width: int = LANES) -> Kernels | None:
     """The kernels, where these tensors are fp32 on the CPU and there is a compiler; else None.
 
-    None as well where torch.compile traces: it cannot follow a call of C.
+    None as well where torch.compile traces: it cannot follow a call of C. width: of the rows that
+    are worked on, which kernels take in whole vectors alone.
     """
-    if torch.compiler.is_compiling() or not _wanted:
+    if torch.compiler.is_compiling() or not _wanted or width % LANES:
         return None
     if not all(t.is_cpu and t.dtype == torch.float32 for t in tensors):
         return None

@@ -1,29 +1,15 @@
 /* RMSNorm of rows [rows, width], width a multiple of LANES: unit = x * scale, out = unit * weight
  * with scale = 1 / sqrt(mean x^2 + eps), one a row. */
 
-#include <math.h>
-
 #include "vectors.h"
 
 #define GROUP 64 /* rows summed in fp32 before they are added in float64 */
-
-static float norm_scale(int64_t width, float eps, const float *x) {
-    vec sum = {0}, other = {0};
-    int64_t d = 0;
-    for (; d + 2 * LANES <= width; d += 2 * LANES) {
-        vec a = load(x + d), b = load(x + d + LANES);
-        sum += a * a;
-        other += b * b;
-    }
-    if (d < width) sum += load(x + d) * load(x + d);
-    return 1 / sqrtf(total(sum + other) / (float)width + eps);
-}
 
 void norm_forward(int64_t threads, int64_t rows, int64_t width, float eps, const float *x,
                   const float *weight, float *out, float *scales) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t r = 0; r < rows; r++) {
-        const float *row = x + r * width, scale = scales[r] = norm_scale(width, eps, row);
+        const float *row = x + r * width, scale = scales[r] = inverse_rms(width, eps, row);
         for (int64_t d = 0; d < width; d += LANES)
             store(out + r * width + d, load(row + d) * scale * load(weight + d));
     }
@@ -46,10 +32,11 @@ static void norm_row_backward(int64_t width, float scale, const float *grad, con
     }
 }
 
-/* parts: room for `width` of each thread, which are added thread after thread. */
+/* grad_weight is summed by each thread, and thread after thread. */
 void norm_backward(int64_t threads, int64_t rows, int64_t width, const float *grad, const float *x,
-                   const float *weight, const float *scales, float *grad_x, float *grad_weight,
-                   double *parts) {
+                   const float *weight, const float *scales, float *grad_x,
+                   float *grad_weight) {
+    double *parts = room(threads * width * sizeof(double));
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int64_t thread = 0; thread < threads; thread++) {
         float sum[width];
@@ -70,4 +57,5 @@ void norm_backward(int64_t threads, int64_t rows, int64_t width, const float *gr
         for (int64_t thread = 0; thread < threads; thread++) sum += parts[thread * width + d];
         grad_weight[d] = (float)sum;
     }
+    free(parts);
 }

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,6 +92,19 @@ INLINE vec logarithm(vec x) {
     p = p * square + 2.0f / 3;
     p = p * square + 2.0f;
     return n * 0.693147181f + p * s;
+}
+
+/* 1 / sqrt(mean x^2 + eps) of `size` numbers. */
+INLINE float inverse_rms(int64_t size, float eps, const float *x) {
+    vec sum = {0}, other = {0};
+    int64_t d = 0;
+    for (; d + 2 * LANES <= size; d += 2 * LANES) {
+        vec a = load(x + d), b = load(x + d + LANES);
+        sum += a * a;
+        other += b * b;
+    }
+    if (d < size) sum += load(x + d) * load(x + d);
+    return 1 / sqrtf(total(sum + other) / (float)size + eps);
 }
 
 INLINE int64_t up(int64_t count, int64_t step) { return (count + step - 1) / step * step; }

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.kernels.library import LANES, Kernels, kernels
+from model.kernels.library import kernels
 
 
 class SwigluGradients(NamedTuple):
@@ -20,7 +20,7 @@ class SwigluGradients(NamedTuple):
 def swiglu(both: Tensor, limit: float, weight: Tensor | None = None) -> Tensor:
     """both [n, 2I], gate then up, before the clamps -> [n, I] in its dtype, each row times its
     fp32 weight [n], if there are weights."""
-    if run := _kernels(both):
+    if run := kernels(both, width=both.shape[1] // 2):
         hidden = both.new_empty(both.shape[0], both.shape[1] // 2)
         run.run("swiglu_forward", *hidden.shape, limit, both, weight, hidden)
         return hidden
@@ -33,7 +33,7 @@ def swiglu_backward(
 ) -> SwigluGradients:
     """A clamped value passes no gradient; at the limit it does."""
     by_weight = None
-    if run := _kernels(both):
+    if run := kernels(both, width=both.shape[1] // 2):
         by_both, hidden = torch.empty_like(both), torch.empty_like(by_hidden)
         by_weight = None if weight is None else torch.empty_like(weight)
         tensors = both, weight, by_hidden, by_both, hidden, by_weight
@@ -83,7 +83,3 @@ def _may_reach(both: Tensor, limit: float) -> bool:
         return True
     low, high = torch.aminmax(both)
     return not (-limit <= float(low) and float(high) <= limit)
-
-
-def _kernels(both: Tensor) -> Kernels | None:
-    return kernels(both) if both.shape[1] % (2 * LANES) == 0 else None
